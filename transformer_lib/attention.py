@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['softmax_numpy', 'attention_numpy', 'check_mask', 'scaled_dot_product_attention', 'check_attention_inputs',
-           'fused_attention']
+           'fused_attention', 'plot_matrix', 'as_matrix', 'write_values', 'label_matrix']
 
 # %% ../notebooks/02_attention.ipynb #a87532c1
 import math
@@ -161,3 +161,127 @@ def fused_attention(
     if mask is not None:
         out = out.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)
     return out
+
+# %% ../notebooks/02_attention.ipynb #74c35bde
+def plot_matrix(
+    matrix,
+    row_labels=None,
+    column_labels=None,
+    title: str | None = None,
+    ax=None,
+    *,
+    row_name: str | None = None,
+    column_name: str | None = None,
+    decimals: int = 2,
+    vmin: float | None = None,
+    vmax: float | None = None,
+    cmap: str = "Blues",
+    write: bool | None = None,
+    colorbar_label: str | None = None,
+):
+    """Draw a matrix as a heat map, row 0 on top, with its numbers where they fit.
+
+    Args:
+        matrix: Shape (rows, columns): a tensor, an array or lists; a boolean
+            matrix shows a check mark where it is True.
+        row_labels: One label a row, top to bottom; none are drawn if not given.
+        column_labels: One label a column, left to right.
+        title: Written above.
+        ax: Axes to draw into; a new figure of fitting size if not given.
+        row_name: What the rows are, written along the vertical axis.
+        column_name: What the columns are, written along the horizontal axis.
+        decimals: Digits after the point for the numbers in the cells.
+        vmin: Value of the palest color; the smallest finite value if not given.
+        vmax: Value of the darkest color; the largest finite value if not given.
+        cmap: Name of a Matplotlib color map; take "RdBu_r" with vmin = -vmax
+            for values of both signs.
+        write: Whether to write the values; if not given, up to 10 by 10 cells.
+        colorbar_label: Adds a color bar with this label.
+
+    Returns:
+        The Matplotlib Axes.
+
+    Raises:
+        ValueError: If the matrix has not two axes, or a label is missing.
+    """
+    import matplotlib.pyplot as plt
+
+    values = as_matrix(matrix, row_labels, column_labels)
+    rows, columns = values.shape
+    if ax is None:
+        size = (1.4 + min(0.62 * columns, 5), 1.0 + min(0.5 * rows, 4.5))
+        _, ax = plt.subplots(figsize=size)
+    if values.dtype == bool:
+        vmin, vmax = -0.1, 1.4  # True in a middle blue
+    elif np.isfinite(values).any():
+        finite = values[np.isfinite(values)]
+        vmin = finite.min() if vmin is None else vmin
+        vmax = finite.max() if vmax is None else vmax
+    image = ax.imshow(
+        values.astype(float), cmap=cmap, vmin=vmin, vmax=vmax, aspect="auto"
+    )
+    if write or (write is None and max(rows, columns) <= 10):
+        write_values(ax, values, image, decimals)
+        ax.set_xticks(np.arange(0.5, columns - 1), minor=True)  # white lines
+        ax.set_yticks(np.arange(0.5, rows - 1), minor=True)  # between the cells
+        ax.grid(which="minor", color="white", linewidth=1.5)
+    label_matrix(ax, row_labels, column_labels, row_name, column_name)
+    ax.set_title(title)
+    if colorbar_label:
+        ax.figure.colorbar(image, ax=ax, label=colorbar_label)
+    return ax
+
+# %% ../notebooks/02_attention.ipynb #7a14038d
+def as_matrix(matrix, row_labels=None, column_labels=None) -> np.ndarray:
+    """A tensor, array or list of lists as an array that fits its labels.
+
+    Raises:
+        ValueError: If it has not two axes, or a label is missing or too many.
+    """
+    if isinstance(matrix, Tensor):
+        matrix = matrix.detach().cpu()
+    values = np.asarray(matrix)
+    if values.ndim != 2:
+        raise ValueError(
+            f"the matrix has shape {values.shape}; give one with two axes, rows and "
+            "columns (of a batch with heads, say, weights[0, 0])."
+        )
+    for name, labels, n in zip(
+        ("row", "column"), (row_labels, column_labels), values.shape, strict=True
+    ):
+        if labels is not None and len(labels) != n:
+            raise ValueError(f"{len(labels)} {name} labels for {n} {name}s; give {n}.")
+    return values
+
+
+def write_values(ax, values: np.ndarray, image, decimals: int) -> None:
+    """Write each cell's value into it, white on dark cells and black on pale ones."""
+    whole = np.issubdtype(values.dtype, np.integer)
+    for (i, j), value in np.ndenumerate(values):
+        red, green, blue, _ = image.cmap(image.norm(float(value)))
+        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+        if values.dtype == bool:
+            text = "✓" if value else ""
+        else:
+            text = f"{value:.{0 if whole else decimals}f}"
+        color = "white" if dark and np.isfinite(value) else "black"
+        ax.text(j, i, text, ha="center", va="center", color=color)
+
+
+def label_matrix(ax, row_labels, column_labels, row_name, column_name) -> None:
+    """Put the column labels on top, the row labels at the left, and no frame."""
+    ax.xaxis.tick_top()
+    ax.xaxis.set_label_position("top")
+    for set_ticks, labels in (
+        (ax.set_xticks, column_labels),
+        (ax.set_yticks, row_labels),
+    ):
+        if labels is not None:
+            set_ticks(range(len(labels)), [str(label) for label in labels])
+    if row_labels is None:
+        ax.set_yticks([])
+    if column_labels is None:
+        ax.set_xticks([])
+    ax.tick_params(which="both", length=0)
+    ax.spines[:].set_visible(False)
+    ax.set(xlabel=column_name, ylabel=row_name)
