@@ -1,0 +1,214 @@
+"""Every exercise of every chapter: five parts, one source, a solution that passes."""
+
+import ast
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "book/_tools"))
+from exercises import ExerciseError, main, read_exercises, stub_of  # noqa: E402
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+SHELL = ("%", "!")
+IMPORT = ast.Import | ast.ImportFrom
+DEFAULT_EXP = re.compile(r"^#\|\s*default_exp\s+(\S+)")
+
+
+def cells_of(path):
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def text_of(cell):
+    return "".join(cell["source"])
+
+
+def imports_of(cells):
+    """The import statements of a notebook's code cells, as one program."""
+    lines = []
+    for cell in cells:
+        if cell["cell_type"] != "code":
+            continue
+        text = "\n".join(
+            "" if line.strip().startswith(SHELL) else line
+            for line in text_of(cell).splitlines()
+        )
+        try:
+            body = ast.parse(text).body
+        except SyntaxError:  # what is left of a cell with a %magic in a block
+            continue
+        lines += [ast.unparse(node) for node in body if isinstance(node, IMPORT)]
+    return "\n".join(dict.fromkeys(lines))
+
+
+def namespace_of(path):
+    """What an exercise may use: the chapter's imports and its module."""
+    cells = cells_of(path)
+    names = {"__name__": "exercise"}
+    exec(imports_of(cells), names)
+    for cell in cells:
+        if cell["cell_type"] == "code" and (match := DEFAULT_EXP.match(text_of(cell))):
+            module = importlib.import_module(f"transformer_lib.{match[1]}")
+            names |= {k: v for k, v in vars(module).items() if not k.startswith("__")}
+    return names
+
+
+def run_check(exercise, path, answer):
+    """Run an answer and then the check; give what the check displays."""
+    names = namespace_of(path)
+    exec(compile(answer, f"{exercise.name}, answer", "exec"), names)
+    body = ast.parse(exercise.check).body
+    assert isinstance(body[-1], ast.Expr), "the check must end with an expression"
+    assert all(isinstance(node, IMPORT) for node in body[:-1])
+    exec(compile(ast.Module(body[:-1], []), "check", "exec"), names)
+    return eval(compile(ast.Expression(body[-1].value), "check", "eval"), names)
+
+
+def all_exercises():
+    for path in NOTEBOOKS:
+        try:
+            exercises = read_exercises(cells_of(path))
+        except ExerciseError:
+            continue  # test_parts says so
+        for exercise in exercises:
+            yield pytest.param(path, exercise, id=f"{path.stem}-{exercise.number}")
+
+
+EACH = pytest.mark.parametrize(("path", "exercise"), list(all_exercises()))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_parts(path):
+    """All five parts in order, numbered through, and enough of them."""
+    exercises = read_exercises(cells_of(path))  # raises where a part is missing
+    chapter = int(path.name[:2])
+    numbers = [exercise.number for exercise in exercises]
+    assert numbers == [f"{chapter}.{i + 1}" for i in range(len(exercises))]
+    if 1 <= chapter <= 7:
+        assert len(exercises) >= 3, f"{path.name} has {len(exercises)} exercises, not 3"
+
+
+@EACH
+def test_facts(path, exercise):
+    assert exercise.goal and exercise.title
+    assert "○●" not in exercise.difficulty and exercise.difficulty[0] == "●"
+    assert 1 <= exercise.minutes <= 90
+
+
+@EACH
+def test_stub_is_the_solutions(path, exercise):
+    assert exercise.stub == stub_of(exercise.solution), (
+        f"stale: run python book/_tools/exercises.py notebooks/{path.name}"
+    )
+
+
+@EACH
+def test_solution_passes(path, exercise):
+    verdict = run_check(exercise, path, exercise.solution)
+    assert verdict.passed, verdict.message
+    assert repr(verdict).startswith("Passed: ")
+
+
+@EACH
+def test_stub_fails_kindly(path, exercise):
+    verdict = run_check(exercise, path, exercise.stub)
+    assert not verdict.passed
+    assert repr(verdict).startswith("Not yet: ")
+    assert len(verdict.message) > 20
+    assert "..." in verdict.message or "return" in verdict.message, verdict.message
+
+
+# --- the tool itself -----------------------------------------------------------------
+
+
+def test_stub_keeps_signature_and_docstring():
+    solution = 'import math\n\n\ndef f(x):\n    """Say."""\n    y = x\n\n    return y\n'
+    assert stub_of(solution) == 'import math\n\n\ndef f(x):\n    """Say."""\n    ...'
+
+
+def test_stub_cuts_after_the_marker_only_as_deep_as_it_stands():
+    solution = (
+        'def f(xs):\n    """Say."""\n    out = []\n    for x in xs:\n'
+        "        # your turn: add x\n        y = x\n        out.append(y)\n    return out"
+    )
+    wanted = (
+        'def f(xs):\n    """Say."""\n    out = []\n    for x in xs:\n'
+        "        # your turn: add x\n        ...\n    return out"
+    )
+    assert stub_of(solution) == wanted
+
+
+def test_stub_of_a_class_and_a_helper():
+    solution = (
+        "def given(x):\n    return x\n\n\nclass A:\n    def __init__(self):\n"
+        '        self.x = 1\n\n    def go(self):\n        """Go."""\n        return self.x'
+    )
+    stub = stub_of(solution)
+    assert "return x" in stub and "self.x = 1" in stub and "return self.x" not in stub
+    ast.parse(stub)
+
+
+@pytest.mark.parametrize("solution", ["x = 1", "def f():\n    return 1"])
+def test_stub_of_nothing_to_leave_out(solution):
+    with pytest.raises(ExerciseError, match="your turn"):
+        stub_of(solution)
+
+
+SOLUTION = "<details><summary>Solution</summary>\n\n"
+
+
+def notebook(tmp_path, stub="...", **changes):
+    parts = {
+        "task": "### Exercise 1.1: Double\n\n"
+        "**Goal** see it work · **Difficulty** ●○○ · **Minutes** 5\n\nDouble it.",
+        "stub": stub,
+        "check": "check_double(double)",
+        "hint": "<details><summary>Hint</summary>\n\nTwice.\n\n</details>",
+        "solution": f"{SOLUTION}```python\ndef double(x):\n"
+        '    """Twice x."""\n    return 2 * x\n```\n\nIt is.\n\n</details>',
+    } | changes
+    cells = []
+    for name, text in parts.items():
+        kind = "code" if name in ("stub", "check") else "markdown"
+        meta = {"tags": ["exercise"]} if name == "stub" else {}
+        cell = {"cell_type": kind, "id": name, "metadata": meta, "source": [text]}
+        if kind == "code":
+            cell |= {"execution_count": None, "outputs": []}
+        cells.append(cell)
+    path = tmp_path / "01_x.ipynb"
+    content = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_tool_writes_once_and_keeps_ids(tmp_path, capsys):
+    path = notebook(tmp_path)
+    assert main(["--check", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert "01_x.ipynb" in said and "exercise 1.1 (Double)" in said
+    assert main([str(path)]) == 0
+    cells = cells_of(path)
+    assert text_of(cells[1]) == 'def double(x):\n    """Twice x."""\n    ...'
+    ids = [cell["id"] for cell in cells]
+    assert ids == ["task", "stub", "check", "hint", "solution"]
+    before = path.read_text()
+    assert main([str(path)]) == 0 and main(["--check", str(path)]) == 0
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task": "### Exercise 1.1: Double\n\nDouble it."}, "Goal"),
+        ({"task": "### Exercise one"}, "is not `### Exercise"),
+        ({"hint": "Twice."}, "the hint must start"),
+        ({"solution": f"{SOLUTION}2x\n\n</details>"}, "fenced"),
+    ],
+)
+def test_tool_says_what_is_missing(tmp_path, capsys, changes, said):
+    assert main(["--check", str(notebook(tmp_path, **changes))]) == 1
+    assert said in capsys.readouterr().err
