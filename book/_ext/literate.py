@@ -1,0 +1,224 @@
+"""Sphinx extension of this book.
+
+It hides nbdev's ``#|`` lines, writes under each chapter's title how long the chapter
+took to run, and gives the directive ``{chapter-times}``, a table of all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx import addnodes
+from sphinx.util.docutils import SphinxDirective
+
+DIRECTIVE = re.compile(r"^\s*#\s*\|.*$")
+CHAPTERS = "notebooks"
+
+
+def timings_of(app) -> dict:
+    """Chapter name to what run_notebooks.py recorded; empty where nothing ran."""
+    try:
+        path = Path(app.srcdir) / "_build" / "timings.json"
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def in_words(seconds: float) -> str:
+    """A length of time as a reader would say it."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+# --- cells ---------------------------------------------------------------
+
+
+def hide_directives(app, doctree):
+    """Drop ``#|`` lines from code cells, and cells that hold nothing else."""
+    for source in list(doctree.findall(nodes.container)):
+        if source.get("nb_element") != "cell_code_source":
+            continue
+        for block in list(source.findall(nodes.literal_block)):
+            lines = block.astext().split("\n")
+            kept = [line for line in lines if not DIRECTIVE.match(line)]
+            if len(kept) == len(lines):
+                continue
+            text = "\n".join(kept).strip("\n")
+            if text.strip():
+                clean = nodes.literal_block(text, text)
+                clean.attributes.update(block.attributes)
+                clean.source, clean.line = block.source, block.line
+                block.replace_self(clean)
+                continue
+            cell = source.parent
+            cell.remove(source)
+            if not cell.children:
+                cell.parent.remove(cell)
+            break
+
+
+# --- run times ---------------------------------------------------------------
+
+
+def is_chapter(docname: str) -> bool:
+    return docname.startswith(CHAPTERS + "/")
+
+
+def add_run_time(app, doctree):
+    """Under the title of a chapter: how long it took."""
+    docname = app.env.docname
+    if not is_chapter(docname):
+        return
+    record = timings_of(app).get(docname.split("/")[-1])
+    if not hasattr(app.env, "literate_runs"):
+        app.env.literate_runs = {}
+    app.env.literate_runs[docname] = record and record.get("ran")
+    title = next(iter(doctree.findall(nodes.title)), None)
+    if not record or title is None:
+        return
+    words = f"This chapter ran in {in_words(record['seconds'])} on {record['device']}."
+    line = nodes.paragraph("", words, classes=["chapter-run"])
+    title.parent.insert(title.parent.index(title) + 1, line)
+
+
+def outdated(app, env, added, changed, removed):
+    """Pages to read again, since a chapter has been run again."""
+    timings = timings_of(app)
+    runs = getattr(env, "literate_runs", {})
+    stale = {
+        docname
+        for docname, ran in runs.items()
+        if docname in env.found_docs
+        and ran != timings.get(docname.split("/")[-1], {}).get("ran")
+    }
+    tables = getattr(env, "literate_tables", {})
+    stale |= {
+        docname
+        for docname, shown in tables.items()
+        if docname in env.found_docs and shown != table_state(app)
+    }
+    return sorted(stale)
+
+
+def table_state(app) -> str:
+    """What a table of run times depends on."""
+    seconds = {name: r.get("seconds") for name, r in timings_of(app).items()}
+    rows = [(row, seconds.get(row[0])) for row in chapters(app)]
+    return json.dumps(rows)
+
+
+def chapters(app) -> list[tuple[str, str, str]]:
+    """Name, title and reading time of every chapter, in order."""
+    found = []
+    for path in sorted((Path(app.srcdir) / CHAPTERS).glob("*.ipynb")):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+        text = "\n".join(texts)
+        title = re.search(r"(?m)^#\s+(.+?)\s*$", text)
+        reading = re.search(r"reading\s+(?:about\s+)?(\d+)\s*min", text)
+        found.append(
+            (
+                path.stem,
+                title.group(1) if title else path.stem,
+                f"{reading.group(1)} min" if reading else "",
+            )
+        )
+    return found
+
+
+class ChapterTimes(SphinxDirective):
+    """A table of the chapters: title, reading time, run time."""
+
+    has_content = False
+    option_spec = {"only": directives.unchanged}
+
+    def run(self):
+        app = self.env.app
+        if not hasattr(self.env, "literate_tables"):
+            self.env.literate_tables = {}
+        self.env.literate_tables[self.env.docname] = table_state(app)
+        timings = timings_of(app)
+        only = self.options.get("only", "").split()
+        rows = [
+            row for row in chapters(app) if not only or row[0].split("_")[0] in only
+        ]
+        table = nodes.table(classes=["chapter-times"])
+        group = nodes.tgroup(cols=3)
+        table += group
+        for width in (60, 20, 20):
+            group += nodes.colspec(colwidth=width)
+        head = nodes.thead()
+        group += head
+        head += self.row(*(nodes.Text(t) for t in ("Chapter", "To read", "To run")))
+        body = nodes.tbody()
+        group += body
+        total = 0.0
+        for name, title, reading in rows:
+            seconds = timings.get(name, {}).get("seconds")
+            total += seconds or 0.0
+            ran = in_words(seconds) if seconds is not None else "not run"
+            body += self.row(
+                self.link(name, title), nodes.Text(reading), nodes.Text(ran)
+            )
+        return [table]
+
+    def link(self, name, title):
+        docname = f"{CHAPTERS}/{name}"
+        if docname not in self.env.found_docs:
+            return nodes.Text(title)
+        reference = addnodes.pending_xref(
+            "",
+            refdoc=self.env.docname,
+            refdomain="std",
+            reftype="doc",
+            refexplicit=True,
+            refwarn=True,
+            reftarget="/" + docname,
+        )
+        reference += nodes.inline("", title, classes=["xref", "std", "std-doc"])
+        return reference
+
+    @staticmethod
+    def row(*cells):
+        row = nodes.row()
+        for cell in cells:
+            row += nodes.entry("", nodes.paragraph("", "", cell))
+        return row
+
+
+# --- scripts ---------------------------------------------------------------
+
+
+def drop_doubled_scripts(app, pagename, templatename, context, doctree):
+    """sphinx-thebe adds its inline scripts twice; the second throws in the browser."""
+    seen, kept = set(), []
+    for script in context.get("script_files", []):
+        body = (getattr(script, "attributes", None) or {}).get("body")
+        if body and body in seen:
+            continue
+        seen.add(body)
+        kept.append(script)
+    context["script_files"] = kept
+
+
+def forget(app, env, docname):
+    """Sphinx is about to read a page again, or it is gone."""
+    for table in ("literate_runs", "literate_tables"):
+        getattr(env, table, {}).pop(docname, None)
+
+
+def setup(app):
+    app.add_directive("chapter-times", ChapterTimes)
+    app.connect("doctree-read", hide_directives)
+    app.connect("doctree-read", add_run_time)
+    app.connect("env-get-outdated", outdated)
+    app.connect("env-purge-doc", forget)
+    app.connect("html-page-context", drop_doubled_scripts, priority=900)
+    return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

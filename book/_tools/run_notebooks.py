@@ -1,0 +1,361 @@
+"""Run the chapters and keep their outputs for the book.
+
+    python book/_tools/run_notebooks.py                 every chapter that needs it
+    python book/_tools/run_notebooks.py 02_attention    this one, if it needs it
+    python book/_tools/run_notebooks.py -f 02_attention this one, in any case
+
+The outputs go into Jupyter Book's own cache, so that one run serves the tests and
+the pages. A chapter is run again when something that it depends on has changed: its
+code cells, the library modules that it imports (and what those import), the recipes
+and evidence files that it names, the locked versions, TRANSFORMER_LIB_SCALE, or
+whether the offline mirror is there. The seconds that each chapter took are written
+to _build/timings.json and shown in the book.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+
+# Before any import of a kernel or of torch: one thread a chapter, so that two chapters
+# side by side keep two cores busy and the numbers do not depend on the machine's size.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
+os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+
+import nbformat  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+LIBRARY = ROOT / "transformer_lib"
+CACHE = ROOT / "_build" / ".jupyter_cache"
+TIMINGS = ROOT / "_build" / "timings.json"
+TIMEOUT = 900  # seconds a cell may take
+
+# Chapters that load what another chapter's run leaves behind.
+AFTER = {
+    "12_decoding": ["11_training"],
+    "13_evaluation": ["11_training"],
+}
+
+_lock = threading.Lock()
+
+
+# --- what a chapter depends on ------------------------------------------------------
+
+
+def code_cells(notebook) -> str:
+    """All code of a notebook, without IPython's % and ! lines."""
+    cells = (c.source for c in notebook.cells if c.cell_type == "code")
+    return "\n\n".join(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", c) for c in cells)
+
+
+def imported_modules(source: str) -> set[str]:
+    """Names below transformer_lib that some source imports, dotted, without it."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # the run will say so, with its place
+        return set()
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names.add(node.module)
+    prefix = "transformer_lib."
+    return {n.removeprefix(prefix) for n in names if n.startswith(prefix)}
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a dotted name below transformer_lib, if it is a module."""
+    stem = LIBRARY / name.replace(".", "/")
+    for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+        if path.exists():
+            return path
+    return None
+
+
+def library_closure(source: str) -> dict[Path, str]:
+    """The modules that a source imports, and those that they import: file to text."""
+    found: dict[Path, str] = {}
+    todo = imported_modules(source)
+    if "transformer_lib" in source and (LIBRARY / "__init__.py").exists():
+        found[LIBRARY / "__init__.py"] = (LIBRARY / "__init__.py").read_text("utf-8")
+        todo |= imported_modules(found[LIBRARY / "__init__.py"])
+    while todo:
+        path = module_file(todo.pop())
+        if path is not None and path not in found:
+            found[path] = path.read_text("utf-8")
+            todo |= imported_modules(found[path])
+    return found
+
+
+def named_files(text: str) -> list[Path]:
+    """The recipes and evidence files that some text speaks of."""
+    files = []
+    if "recipe" in text:
+        files += sorted((LIBRARY / "recipes").glob("*.toml"))
+    if "evidence" in text:
+        evidence = [p for p in sorted((ROOT / "evidence").rglob("*")) if p.is_file()]
+        named = [
+            p
+            for p in evidence
+            if p.stem in text or (p.parent.name in text and p.parent.name != "evidence")
+        ]
+        files += named or evidence
+    if "mplstyle" in text or "style.use" in text:
+        files += sorted(LIBRARY.glob("*.mplstyle"))
+    return files
+
+
+def scale() -> str:
+    return os.environ.get("TRANSFORMER_LIB_SCALE", "small")
+
+
+def mirror_is_there() -> bool:
+    mirror = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
+    return bool(mirror) and Path(mirror).is_dir()
+
+
+def key_of(name: str, notebook, keys: dict[str, str]) -> str:
+    """A hash of everything that the outputs of a chapter depend on."""
+    code = code_cells(notebook)
+    modules = library_closure(code)
+    said = [code, scale(), str(mirror_is_there()), sys.version.split()[0]]
+    # nbdev writes cell ids into comments: they change nothing.
+    said += [re.sub(r"(?m)^# %% .*$", "", modules[path]) for path in sorted(modules)]
+    said += [
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in named_files("\n".join([code, *modules.values()]))
+    ]
+    lock = ROOT / "requirements.lock"
+    said.append(lock.read_text("utf-8") if lock.exists() else "")
+    said += [keys.get(other, "") for other in AFTER.get(name, [])]
+    return hashlib.sha256("\0".join(said).encode()).hexdigest()
+
+
+# --- the record of earlier runs -------------------------------------------------------
+
+
+def read_timings() -> dict:
+    try:
+        return json.loads(TIMINGS.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+@contextlib.contextmanager
+def timings_for_update():
+    """The record, written back whole; safe against a second run at the same time."""
+    TIMINGS.parent.mkdir(parents=True, exist_ok=True)
+    with _lock, open(TIMINGS.with_suffix(".lock"), "w") as guard:
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(guard, fcntl.LOCK_EX)
+        timings = read_timings()
+        yield timings
+        draft = TIMINGS.with_suffix(".tmp")
+        draft.write_text(json.dumps(timings, indent=1, sort_keys=True) + "\n", "utf-8")
+        draft.replace(TIMINGS)
+
+
+def store(path: Path, notebook, seconds: float) -> None:
+    """Put an executed notebook into Jupyter Book's cache."""
+    from jupyter_cache import get_cache
+    from jupyter_cache.base import CacheBundleIn
+
+    with _lock:
+        get_cache(str(CACHE)).cache_notebook_bundle(
+            CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds}),
+            check_validity=False,
+            overwrite=True,
+        )
+
+
+def is_stored(path: Path) -> bool:
+    """Whether the book will find outputs for this notebook."""
+    from jupyter_cache import get_cache
+
+    with _lock, contextlib.suppress(Exception):
+        get_cache(str(CACHE)).match_cache_notebook(nbformat.read(path, 4))
+        return True
+    return False
+
+
+def device() -> str:
+    """Where the chapters ran, in words for the reader."""
+    if scale() != "small" and shutil.which("nvidia-smi"):
+        ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(ask, capture_output=True, text=True).stdout.split("\n")
+        if names[0].strip():
+            return names[0].strip()
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    return "one CPU thread" if threads == 1 else f"{threads} CPU threads"
+
+
+# --- running ---------------------------------------------------------------
+
+
+def execute(path: Path, timeout: int):
+    """Run one notebook from top to bottom; returns it, the seconds and the error."""
+    from nbclient import NotebookClient
+    from nbclient.exceptions import (
+        CellExecutionError,
+        CellTimeoutError,
+        DeadKernelError,
+    )
+
+    notebook = nbformat.read(path, 4)
+    client = NotebookClient(
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+        record_timing=False,
+        # ipykernel warns about plain TCP on the local host at each start: not news.
+        extra_arguments=["--IPKernelApp.log_level=40"],
+    )
+    start, error = time.perf_counter(), None
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as caught:
+        error = caught
+    return notebook, time.perf_counter() - start, error
+
+
+def describe_failure(name: str, notebook, error: Exception) -> str:
+    """The failing cell's source and the end of its traceback."""
+    lines = [f"{name} failed."]
+    for number, cell in enumerate(notebook.cells):
+        tracebacks = [
+            output.traceback
+            for output in cell.get("outputs", [])
+            if output.output_type == "error"
+        ]
+        if tracebacks:
+            text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(tracebacks[0]))
+            source = "\n".join("    " + line for line in cell.source.split("\n"))
+            tail = "\n".join("    " + line for line in text.split("\n")[-12:])
+            lines += [f"Cell {number} (id {cell.get('id')}):", source, "It said:", tail]
+            break
+    else:
+        lines.append("    " + str(error).strip()[-1500:].replace("\n", "\n    "))
+    return "\n".join(lines)
+
+
+def stderr_of(notebook) -> list[str]:
+    """What the cells wrote to stderr (the pages do not show it), without bars."""
+    lines = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream" and output.name == "stderr":
+                lines += [line for line in output.text.split("\n") if line.strip()]
+    return [line for line in lines if "it/s" not in line and "\r" not in line]
+
+
+def urgency(name: str, timings: dict) -> float:
+    """Seconds until the last chapter that waits for this one could be done."""
+    own = timings.get(name, {}).get("seconds", 10.0)
+    waiting = [other for other, needs in AFTER.items() if name in needs]
+    return own + max((urgency(other, timings) for other in waiting), default=0.0)
+
+
+def run_all(paths: list[Path], jobs: int, force: bool, timeout: int) -> int:
+    """Run what needs running; returns the number of failures."""
+    timings = read_timings()
+    notebooks = {p.stem: nbformat.read(p, 4) for p in paths}
+    every = {p.stem: p for p in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    keys: dict[str, str] = {}
+    for name in sorted(every, key=lambda n: (n in AFTER, n)):
+        notebook = notebooks.get(name) or nbformat.read(every[name], 4)
+        keys[name] = key_of(name, notebook, keys)
+
+    def is_fresh(path: Path) -> bool:
+        same = timings.get(path.stem, {}).get("key") == keys[path.stem]
+        return same and is_stored(path)
+
+    todo = {p.stem: p for p in paths if force or not is_fresh(p)}
+    kept = len(paths) - len(todo)
+    where, start, failures, running = device(), time.perf_counter(), {}, {}
+
+    def ready(name: str) -> bool:
+        needs = AFTER.get(name, [])
+        return not any(n in todo or n in running.values() for n in needs)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        while todo or running:
+            for name in sorted(todo, key=lambda n: (-urgency(n, timings), n)):
+                if len(running) < jobs and ready(name):
+                    future = pool.submit(execute, todo.pop(name), timeout)
+                    running[future] = name
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                name = running.pop(future)
+                notebook, seconds, error = future.result()
+                if error is not None:
+                    failures[name] = describe_failure(name, notebook, error)
+                    print(f"  {name:<18} FAILED after {seconds:.1f} s", flush=True)
+                    continue
+                store(every[name], notebook, round(seconds, 2))
+                with timings_for_update() as record:
+                    record[name] = {
+                        "key": keys[name],
+                        "seconds": round(seconds, 2),
+                        "device": where,
+                        "scale": scale(),
+                        "ran": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    }
+                print(f"  {name:<18} {seconds:6.1f} s", flush=True)
+                stray = stderr_of(notebook)
+                if stray:
+                    first = stray[0].replace(str(ROOT) + os.sep, "")[:150]
+                    print(f"    {len(stray)} lines on stderr, the first: {first}")
+
+    total = time.perf_counter() - start
+    done = len(paths) - kept - len(failures)
+    print(
+        f"  {done} chapters ran, {kept} unchanged, {len(failures)} failed"
+        f" ({total:.1f} s)",
+        flush=True,
+    )
+    for text in failures.values():
+        print("\n" + text, file=sys.stderr)
+    return len(failures)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="chapters such as 02_attention")
+    parser.add_argument("-j", "--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("-f", "--force", action="store_true", help="run in any case")
+    parser.add_argument("--timeout", type=int, default=TIMEOUT, help="seconds a cell")
+    args = parser.parse_args()
+    known = {p.stem: p for p in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    wanted = [Path(n).stem for n in args.names] or list(known)
+    unknown = [n for n in wanted if n not in known]
+    if unknown:
+        have = ", ".join(known)
+        print(f"No chapter is called {', '.join(unknown)}. There are: {have}.")
+        return 2
+    paths = [known[n] for n in wanted]
+    return 1 if run_all(paths, max(1, args.jobs), args.force, args.timeout) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
