@@ -24,7 +24,7 @@ def softmax_numpy(x: np.ndarray) -> np.ndarray:
         x: Scores, any shape with at least one axis.
 
     Returns:
-        Positive weights of the same shape; each row of the last axis sums to 1.
+        Positive weights of the same shape, summing to 1 over the last axis.
     """
     powers = np.exp(x - x.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
@@ -94,7 +94,8 @@ def attention_numpy(
     Source: Vaswani et al. 2017, section 3.2.1, equation 1.
     """
     check_attention_inputs(Q, K, V)
-    scores = Q @ np.swapaxes(K, -1, -2)  # (..., T, K) @ (..., K, S) -> (..., T, S)
+    # (..., T, K) @ (..., K, S) -> (..., T, S)
+    scores = Q @ np.swapaxes(K, -1, -2)
     weights = softmax_numpy(scores / np.sqrt(Q.shape[-1]))  # (..., T, S)
     return weights @ V, weights  # (..., T, S) @ (..., S, V) -> (..., T, V)
 
@@ -183,10 +184,15 @@ def as_matrix(matrix, row_labels=None, column_labels=None) -> np.ndarray:
             "columns (of a batch with heads, say, weights[0, 0])."
         )
     for name, labels, n in zip(
-        ("row", "column"), (row_labels, column_labels), values.shape, strict=True
+        ("row", "column"),
+        (row_labels, column_labels),
+        values.shape,
+        strict=True,
     ):
         if labels is not None and len(labels) != n:
-            raise ValueError(f"{len(labels)} {name} labels for {n} {name}s; give {n}.")
+            raise ValueError(
+                f"{len(labels)} {name} labels for {n} {name}s; give {n}."
+            )
     return values
 
 
@@ -265,17 +271,17 @@ def scaled_dot_product_attention(
         query: Shape (..., T, d_k).
         key: Shape (..., S, d_k).
         value: Shape (..., S, d_v).
-        mask: Boolean, True where attention is allowed; broadcasts to (..., T, S).
-            A row with nothing allowed gives zeros.
+        mask: Boolean, True where attention is allowed; broadcasts to
+            (..., T, S). A row with nothing allowed gives zeros.
         dropout_p: Probability with which a weight is dropped.
 
     Returns:
-        The output, shape (..., T, d_v), and the weights, shape (..., T, S), as
-        they were before any were dropped.
+        The output, shape (..., T, d_v), and the weights, shape (..., T, S),
+        as they were before any were dropped.
 
     Raises:
-        ValueError: If widths or lengths do not fit together, or the mask is not
-            boolean or does not broadcast.
+        ValueError: If widths or lengths do not fit together, or the mask is
+            not boolean or does not broadcast.
 
     Source: Vaswani et al. 2017, section 3.2.1, equation 1.
     """
@@ -286,7 +292,7 @@ def scaled_dot_product_attention(
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(dim=-1)  # (..., T, S)
     if mask is not None:
-        weights = weights.masked_fill(~mask, 0.0)  # a row of nothing: all zeros
+        weights = weights.masked_fill(~mask, 0.0)  # an empty row: zeros
     kept = F.dropout(weights, dropout_p) if dropout_p else weights
     return kept @ value, weights  # (..., T, S) @ (..., S, V) -> (..., T, V)
 
@@ -304,8 +310,8 @@ def fused_attention(
         query: Shape (..., T, d_k).
         key: Shape (..., S, d_k).
         value: Shape (..., S, d_v).
-        mask: Boolean, True where attention is allowed; broadcasts to (..., T, S).
-            A row with nothing allowed gives zeros.
+        mask: Boolean, True where attention is allowed; broadcasts to
+            (..., T, S). A row with nothing allowed gives zeros.
         dropout_p: Probability with which a weight is dropped.
 
     Returns:
@@ -317,10 +323,9 @@ def fused_attention(
     Source: Vaswani et al. 2017, section 3.2.1; Dao et al. 2022.
     """
     check_attention_inputs(query, key, value, mask)
+    qkv = query, key, value
     if mask is None:
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)
+        return F.scaled_dot_product_attention(*qkv, dropout_p=dropout_p)
     empty = ~mask.any(dim=-1, keepdim=True)  # (..., T, 1)
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask | empty, dropout_p=dropout_p
-    )
+    out = F.scaled_dot_product_attention(*qkv, mask | empty, dropout_p)
     return out.masked_fill(empty, 0.0)  # (..., T, V)
