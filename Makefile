@@ -1,19 +1,22 @@
-# The Literate Transformer: everything starts here. `make help` lists the commands.
+# The Literate Transformer: everything starts here; `make help` lists the commands.
 # A fresh machine needs Python 3.11 or newer and make, nothing else.
 
 PYTHON ?= python3
+# What is installed: this torch, and the rest as the lock says. LOCK=none takes the
+# newest versions that pyproject.toml allows.
 TORCH  ?= torch==2.13.0
+LOCK   ?= requirements.lock
 PORT   ?= 8000
 JOBS   ?= 2
 
 # How much the chapters compute: small (a CPU, minutes) or full (a GPU).
-export TRANSFORMER_LIB_SCALE ?= small
+TRANSFORMER_LIB_SCALE  ?= small
 # A folder with offline copies of the corpora; where there is none, they are fetched.
 TRANSFORMER_LIB_MIRROR ?= $(abspath $(wildcard ../shared/data))
-export TRANSFORMER_LIB_MIRROR
 # uv does not read pip's settings: hand it the one that names a folder of wheels.
-export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
-export PYTHONUTF8 = 1
+UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export TRANSFORMER_LIB_SCALE TRANSFORMER_LIB_MIRROR UV_FIND_LINKS
+export PYTHONUTF8 := 1
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -23,90 +26,102 @@ ENV    := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
-LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml' 2>/dev/null)
-PAGES     := $(shell find book -type f -not -path '*/__pycache__/*' 2>/dev/null)
+PAGES     := $(shell find book -type f -not -path '*/__pycache__/*' -not -path '*/_tools/*')
+LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: book test serve export edit lint lock clean distclean help notebooks env \
-        check-sync FORCE
+.PHONY: book test serve export edit lint colab lock clean distclean help \
+        env library notebooks check-sync FORCE
 
-# $(call step,name,command): run quietly, say how long it took, show the log on failure.
+# $(call step,name,command): one line with the time it took; its words where it fails.
 define step
 @mkdir -p $(LOGS); start=$$(date +%s); \
 if { $(2); } > $(LOGS)/$(1).log 2>&1; \
-then printf '%-12s done in %s s\n' '$(1)' $$(($$(date +%s) - start)); \
-else code=$$?; tail -n 40 $(LOGS)/$(1).log >&2; \
-printf '\n%s failed; all it said is in %s\n' '$(1)' $(LOGS)/$(1).log >&2; exit $$code; fi
+then printf '%-12s %5s s\n' '$(1)' $$(($$(date +%s) - start)); \
+else grep -E 'WARNING|ERROR' $(LOGS)/$(1).log >&2 || tail -n 40 $(LOGS)/$(1).log >&2; \
+printf '\n%s failed. All that it said is in %s\n' '$(1)' $(LOGS)/$(1).log >&2; exit 1; fi
 endef
 
-book: env $(STAMPS)/export notebooks $(STAMPS)/html  ## set up, run every chapter, build the book
-	@echo; echo "The book is at file://$(CURDIR)/_build/html/index.html"
-	@echo "To read it in the browser with everything working: make serve"
+book: env library notebooks $(STAMPS)/html  ## set up, run every chapter, build the book
+	@echo
+	@echo "The book is built: file://$(CURDIR)/_build/html/index.html"
+	@echo "To read it with everything working: make serve"
 
-test: env check-sync lint notebooks $(STAMPS)/html  ## everything that must hold
-	@$(BIN)/python -m pytest
+test: env check-sync lint notebooks $(STAMPS)/html  ## set up, and check everything that must hold
+	@LITERATE_BOOK=built $(BIN)/python -m pytest
 
-serve: book  ## build the book and show it on http://localhost:8000 (PORT=...)
+serve: book  ## build the book and serve it on this machine (PORT=8000)
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends it)"
 	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
-export: env  ## write the library from the notebooks
-	@rm -f $(STAMPS)/export
-	@$(MAKE) --no-print-directory $(STAMPS)/export
+export: env  ## write the library transformer_lib from the notebooks
+	@$(BIN)/python book/_tools/export.py
+	@mkdir -p $(STAMPS); touch $(STAMPS)/library
 
-edit: env  ## CHAPTER=02_attention: notebook to editable text, and back when it was edited
+edit: env  ## CHAPTER=02_attention: the notebook as text to edit, and back when it was edited
 	@$(BIN)/python book/_tools/edit.py "$(CHAPTER)"
 
-lint: env  ## check the code's style
-	$(call step,lint,$(BIN)/ruff check .)
+lint: env  ## check the style of all code
+	$(call step,style,$(BIN)/ruff check .)
 
-lock: env  ## compile requirements.lock anew from pyproject.toml
+colab:  ## run chapters as Colab would: the library by pip, torch already there
+	$(call step,colab,sh book/_tools/colab.sh '$(PYTHON)' '$(TORCH)')
+
+lock: env  ## bring requirements.lock up to the newest versions
 	@echo '$(TORCH)' > $(VENV)/torch.txt
 	$(call step,lock,$(BIN)/uv pip compile pyproject.toml --all-extras --upgrade \
 	  --no-emit-package torch -c $(VENV)/torch.txt --python-version 3.11 --no-header \
-	  --no-emit-find-links -o requirements.lock)
+	  --no-emit-find-links --no-emit-index-url -o requirements.lock)
 
-clean:  ## remove everything built (the environment stays)
-	rm -rf _build .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove everything that was built; the environment stays
+	rm -rf _build notebooks/runs .pytest_cache .ruff_cache .hypothesis
 
 distclean: clean  ## remove the environment too
 	rm -rf $(VENV) *.egg-info
 
 help:  ## this list
-	@echo "The Literate Transformer"; echo
+	@echo "The Literate Transformer"
+	@echo
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/\1|\2/p' Makefile | \
 	  while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@echo
+	@echo "Settings: PYTHON=python3.12 (which Python), JOBS=2 (chapters at a time),"
+	@echo "TRANSFORMER_LIB_SCALE=small or full, TRANSFORMER_LIB_MIRROR=folder of corpora."
 
 # --- steps ---------------------------------------------------------------------------
 
 env: $(ENV)
 
-$(ENV): pyproject.toml requirements.lock
+$(ENV): pyproject.toml requirements.lock Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
-	  "Name another: make book PYTHON=python3.12" >&2; exit 1; }
-	$(call step,environment,sh book/_tools/setup.sh '$(PYTHON)' '$(VENV)' '$(TORCH)')
+	  echo "The book needs Python 3.11 or newer, and \"$(PYTHON)\" is" \
+	  "$$($(PYTHON) --version 2>&1). Name another: make book PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@echo "setting up (a minute or more, once)"
+	$(call step,environment,sh book/_tools/setup.sh '$(PYTHON)' '$(VENV)' '$(TORCH)' '$(LOCK)')
 	@touch $@
 
-$(STAMPS)/export: $(ENV) $(NOTEBOOKS)
-	$(call step,export,$(BIN)/nbdev-export)
+library: $(STAMPS)/library
+
+$(STAMPS)/library: $(ENV) $(NOTEBOOKS) book/_tools/export.py
+	$(call step,library,$(BIN)/python book/_tools/export.py)
 	@mkdir -p $(STAMPS); touch $@
 
 check-sync: env
-	$(call step,sync,$(BIN)/python -m pytest -q tests/test_sync.py)
+	$(call step,sync,$(BIN)/python book/_tools/export.py --check)
 
 notebooks: env
 	@echo "chapters"
 	@$(BIN)/python book/_tools/run_notebooks.py -j $(JOBS)
 
-# The names of all files of the book: changes when one comes or goes.
+# The names of the book's files: changes when one comes or goes.
 $(STAMPS)/files: FORCE
 	@mkdir -p $(STAMPS); printf '%s\n' $(sort $(NOTEBOOKS) $(PAGES) $(LIBRARY)) > $@.new
-	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 $(STAMPS)/html: $(ENV) $(STAMPS)/files _config.yml _toc.yml $(NOTEBOOKS) $(PAGES) \
                 $(LIBRARY) $(wildcard _build/timings.json)
-	$(call step,html,$(BIN)/jupyter-book build -W -n --keep-going .)
+	$(call step,pages,NO_COLOR=1 $(BIN)/jupyter-book build -W -n --keep-going .)
 	@touch $@

@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 EDIT = ROOT / "_build" / "edit"
+TOOLS = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 
 
@@ -84,15 +85,13 @@ def to_notebook(text: Path, notebook: Path) -> None:
     shutil.copy(notebook, draft)
     try:
         run(BIN / "jupytext", "--quiet", "--to", "ipynb", "--update", text, "-o", draft)
-        exercises = ROOT / "book" / "_tools" / "exercises.py"
-        if exercises.exists():
-            run(sys.executable, exercises, draft)
+        run(sys.executable, TOOLS / "exercises.py", draft)
         run(BIN / "nbdev-clean", "--fname", draft)
         run(BIN / "nbstripout", "--keep-id", draft)
         draft.replace(notebook)
     finally:
         draft.unlink(missing_ok=True)
-    run(BIN / "nbdev-export")
+    run(sys.executable, TOOLS / "export.py")
 
 
 def open_editor(text: Path) -> bool:

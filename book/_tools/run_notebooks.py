@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -35,6 +36,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
 os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+# Seen from the chapters' folder: models that one chapter trains and others load.
+os.environ.setdefault("TRANSFORMER_LIB_RUNS", "../_build/runs")
 
 import nbformat  # noqa: E402
 
@@ -80,9 +83,18 @@ def imported_modules(source: str) -> set[str]:
     return {n.removeprefix(prefix) for n in names if n.startswith(prefix)}
 
 
+@functools.cache
+def front_door() -> dict[str, str]:
+    """Which module each name of transformer_lib/__init__.py is taken from."""
+    for node in ast.parse((LIBRARY / "__init__.py").read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOME":
+            return ast.literal_eval(node.value)
+    return {}
+
+
 def module_file(name: str) -> Path | None:
-    """The file of a dotted name below transformer_lib, if it is a module."""
-    stem = LIBRARY / name.replace(".", "/")
+    """The file of a dotted name below transformer_lib, if it is, or is in, one."""
+    stem = LIBRARY / front_door().get(name, name).replace(".", "/")
     for path in (stem.with_suffix(".py"), stem / "__init__.py"):
         if path.exists():
             return path
@@ -93,9 +105,6 @@ def library_closure(source: str) -> dict[Path, str]:
     """The modules that a source imports, and those that they import: file to text."""
     found: dict[Path, str] = {}
     todo = imported_modules(source)
-    if "transformer_lib" in source and (LIBRARY / "__init__.py").exists():
-        found[LIBRARY / "__init__.py"] = (LIBRARY / "__init__.py").read_text("utf-8")
-        todo |= imported_modules(found[LIBRARY / "__init__.py"])
     while todo:
         path = module_file(todo.pop())
         if path is not None and path not in found:

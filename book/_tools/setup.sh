@@ -1,29 +1,35 @@
 #!/bin/sh
-# setup.sh PYTHON VENV TORCH: the project's own environment, from the lock.
+# setup.sh PYTHON VENV TORCH LOCK: the project's own environment, from the lock; with
+# LOCK "none", from the newest versions that pyproject.toml allows.
 set -eu
-python=$1 venv=$2 torch=$3
+python=$1 venv=$2 torch=$3 lock=$4
 
 if [ ! -x "$venv/bin/python" ]; then
   "$python" -m venv "$venv" || {
     rm -rf "$venv"
-    echo "Python could not make a virtual environment." \
+    echo "ERROR: Python could not make a virtual environment." \
          "On Debian and Ubuntu: apt install python3-venv" >&2
     exit 1
   }
 fi
 
-[ -n "${UV_FIND_LINKS:-}" ] || unset UV_FIND_LINKS
+# uv is several times faster than pip; where it cannot be had, pip does the same.
 [ -x "$venv/bin/uv" ] || "$venv/bin/python" -m pip install --quiet uv || true
-
-# Torch and the lock in one command: a second one could move what the first had set.
 if [ -x "$venv/bin/uv" ]; then
-  VIRTUAL_ENV=$(cd "$venv" && pwd); export VIRTUAL_ENV
-  "$venv/bin/uv" pip install "$torch" -r requirements.lock
-  "$venv/bin/uv" pip install --no-deps --no-build-isolation --editable .
-  "$venv/bin/uv" pip check
+  [ -n "${UV_FIND_LINKS:-}" ] || unset UV_FIND_LINKS
+  VIRTUAL_ENV=$(cd "$venv" && pwd)
+  export VIRTUAL_ENV
+  pip() { "$venv/bin/uv" pip "$@"; }
 else
   echo "uv could not be had: pip does its work."
-  "$venv/bin/python" -m pip install "$torch" -r requirements.lock
-  "$venv/bin/python" -m pip install --no-deps --no-build-isolation --editable .
-  "$venv/bin/python" -m pip check
+  pip() { "$venv/bin/python" -m pip "$@"; }
 fi
+
+if [ "$lock" = none ]; then
+  pip install --upgrade "$torch" --editable ".[book,test]"
+else
+  # Torch and the lock in one command: a second one could move what the first had set.
+  pip install "$torch" -r "$lock"
+  pip install --no-deps --no-build-isolation --editable .
+fi
+pip check

@@ -1,0 +1,46 @@
+"""The built book, for the tests that read it."""
+
+import os
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+HTML = ROOT / "_build" / "html"
+
+
+def documents():
+    """Every page that _toc.yml names, as in `notebooks/01_hello`."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
+    chapters = [c["file"] for part in toc["parts"] for c in part["chapters"]]
+    return [toc["root"], *chapters]
+
+
+def need_the_book():
+    """`make test` builds the book first; pytest alone does without it."""
+    if os.environ.get("LITERATE_BOOK") != "built":
+        pytest.skip("the built book is checked by `make test`", allow_module_level=True)
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, and its text without scripts."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.tags, self.texts, self.silent = [], [], 0
+        self.html = (HTML / f"{name}.html").read_text("utf-8")
+        self.feed(self.html)
+        self.text = "".join(self.texts)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.silent += tag in ("script", "style")
+
+    def handle_endtag(self, tag):
+        self.silent -= tag in ("script", "style")
+
+    def handle_data(self, data):
+        if not self.silent:
+            self.texts.append(data)

@@ -1,0 +1,118 @@
+"""The files that set the project up agree with each other."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+TORCH = re.search(r"^TORCH\s*\?=\s*(\S+)", MAKEFILE, re.M)[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def wanted():
+    """Every requirement of the project, extras included."""
+    lines = [*PROJECT["dependencies"], *(r for extra in EXTRAS.values() for r in extra)]
+    return [Requirement(line) for line in lines]
+
+
+def locked():
+    """What is installed: the lock, and torch as the Makefile pins it."""
+    lines = (ROOT / "requirements.lock").read_text("utf-8").splitlines()
+    pins = [line.split(";")[0].strip() for line in lines if re.match(r"[A-Za-z]", line)]
+    pairs = (pin.split("==") for pin in [*pins, TORCH])
+    return {canonicalize_name(name): Version(version) for name, version in pairs}
+
+
+def test_lock_covers_the_project():
+    pins = locked()
+    for requirement in wanted():
+        name = canonicalize_name(requirement.name)
+        assert name in pins, f"{name} is not in requirements.lock: make lock"
+        assert requirement.specifier.contains(pins[name]), (
+            f"requirements.lock has {name} {pins[name]}, pyproject.toml asks for"
+            f" {requirement.specifier}: make lock"
+        )
+
+
+def test_lock_names_no_place():
+    lock = (ROOT / "requirements.lock").read_text("utf-8")
+    assert "torch==" not in re.sub(r"#.*", "", lock), "the Makefile pins torch"
+    assert not re.search(r"https?://|file:|--(index|find|extra)", lock)
+
+
+def test_conda_environment_says_the_same():
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text("utf-8"))
+    plain = [d for d in conda["dependencies"] if isinstance(d, str)]
+    (pip,) = (d["pip"] for d in conda["dependencies"] if isinstance(d, dict))
+    assert "python" + PROJECT["requires-python"] in plain and "pip" in plain
+    assert TORCH in pip and "-r requirements.lock" in pip
+    (itself,) = (line for line in pip if line.startswith("-e "))
+    extras = re.fullmatch(r"-e \.\[(.*)\]", itself)[1].split(",")
+    assert sorted(extras) == sorted(EXTRAS)
+    for line in pip:
+        if not line.startswith("-"):
+            assert Requirement(line).specifier.contains(locked()["torch"])
+
+
+def test_binder_installs_the_lock():
+    script = (ROOT / ".binder" / "postBuild").read_text("utf-8")
+    assert TORCH in script and "-r requirements.lock" in script
+    assert os.access(ROOT / ".binder" / "postBuild", os.X_OK)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow(path):
+    text = path.read_text("utf-8")
+    workflow = yaml.safe_load(text)
+    assert {"name", "jobs", "permissions"} <= set(workflow)
+    assert True in workflow or "on" in workflow  # YAML reads a bare `on` as true
+    steps = [s for job in workflow["jobs"].values() for s in job["steps"]]
+    commands = [s["run"] for s in steps if "run" in s]
+    targets = set(re.findall(r"^([a-z]+):", MAKEFILE, re.M))
+    assert commands
+    for command in commands:
+        called = re.fullmatch(r"make ([a-z]+)( [A-Z]+=\S+)*|\.ci/run", command.strip())
+        assert called, f"{command!r} goes around the Makefile"
+        assert called[1] is None or called[1] in targets
+    assert all(s.get("uses", "@v").rpartition("@")[2] for s in steps)
+
+
+def test_there_are_three_workflows():
+    assert {path.stem for path in WORKFLOWS} == {"test", "publish", "weekly"}
+
+
+def test_continuous_integration_calls_make_test():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    text = script.read_text("utf-8")
+    assert "set -euo pipefail" in text and "\nmake test\n" in text
+
+
+def test_help_names_every_command():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for command in "book test serve export edit clean help".split():
+        assert re.search(rf"make {command}\s+\S", done.stdout), command
+
+
+def test_licenses_are_both_there():
+    text = (ROOT / "LICENSE").read_text("utf-8")
+    assert "Apache License" in text and "TERMS AND CONDITIONS" in text
+    assert "https://creativecommons.org/licenses/by/4.0/" in text
+
+
+def test_citation():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["repository-code"] == PROJECT["urls"]["Repository"]

@@ -1,0 +1,177 @@
+"""The form that every chapter keeps, checked on the notebooks as they are committed."""
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import transformer_lib
+
+ROOT = Path(__file__).parents[1]
+PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TAGS = {
+    "remove-cell",
+    "remove-input",
+    "hide-input",
+    "hide-output",
+    "hide-cell",
+    "exercise",
+}
+GUARD = """\
+import importlib.util
+
+if importlib.util.find_spec("transformer_lib") is None:
+    %pip install -q git+https://github.com/literate-transformer/literate-transformer"""
+MYST = re.compile(
+    r"^\s*(`{3,}\{[\w-]+\}|:{3,}\{?[\w-]+|\$\$.*\$\$\s*\(\w+\))|\{\w+\}`", re.M
+)
+
+each_chapter = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+
+
+@cache
+def cells(path, kind=None):
+    found = json.loads(path.read_text("utf-8"))["cells"]
+    for cell in found:
+        cell["source"] = "".join(cell["source"])
+    return [c for c in found if kind in (None, c["cell_type"])]
+
+
+def without_fences(markdown):
+    return re.sub(r"^(```+|~~~+).*?^\1\s*$", "", markdown, flags=re.M | re.S)
+
+
+def number(path):
+    return int(path.stem.split("_")[0])
+
+
+def test_there_are_chapters():
+    assert PATHS, "notebooks/ holds no chapter"
+    assert all(re.fullmatch(r"\d\d_[a-z_]+", path.stem) for path in PATHS)
+    assert len({number(path) for path in PATHS}) == len(PATHS)
+
+
+@each_chapter
+def test_no_outputs(path):
+    for cell in cells(path, "code"):
+        assert cell["outputs"] == [], f"cell {cell['id']} has outputs"
+        assert cell["execution_count"] is None, f"cell {cell['id']} has a count"
+
+
+@each_chapter
+def test_cell_ids(path):
+    ids = [cell.get("id") for cell in cells(path)]
+    assert all(ids) and len(set(ids)) == len(ids), "every cell needs an id of its own"
+
+
+@each_chapter
+def test_cells_are_not_empty(path):
+    assert all(cell["source"].strip() for cell in cells(path))
+
+
+@each_chapter
+def test_colab_guard(path):
+    guards = [c for c in cells(path, "code") if "%pip" in c["source"]]
+    assert len(guards) == 1, "one cell installs the library on Colab"
+    assert guards[0]["source"] == GUARD
+    assert guards[0]["metadata"].get("tags") == ["remove-cell"]
+    assert guards[0] in cells(path, "code")[:2], (
+        "before anything that needs the library"
+    )
+
+
+@each_chapter
+def test_headings(path):
+    assert cells(path)[0]["cell_type"] == "markdown"
+    text = "\n\n".join(without_fences(c["source"]) for c in cells(path, "markdown"))
+    levels = [len(marks) for marks in re.findall(r"^(#{1,6}) +\S", text, re.M)]
+    assert levels[:1] == [1] and levels.count(1) == 1, "one H1, and it comes first"
+    for above, below in zip(levels, levels[1:], strict=False):
+        assert below <= above + 1, f"a heading of level {below} right under {above}"
+
+
+@each_chapter
+def test_tags_and_metadata(path):
+    for cell in cells(path):
+        assert set(cell["metadata"]) <= {"tags", "mystnb"}, cell["id"]
+        assert set(cell["metadata"].get("tags", [])) <= TAGS, cell["id"]
+
+
+@each_chapter
+def test_figures_have_words(path):
+    for cell in cells(path, "code"):
+        draws = "plt.show(" in cell["source"] and "#| export" not in cell["source"]
+        alt = cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")
+        if draws:
+            assert len(alt) >= 20, f"cell {cell['id']} draws a figure without alt text"
+
+
+@each_chapter
+def test_markdown_is_plain(path):
+    for cell in cells(path, "markdown"):
+        found = MYST.search(cell["source"])
+        assert not found, f"Colab shows {found[0]!r} raw, in cell {cell['id']}"
+
+
+@each_chapter
+def test_links_lead_somewhere(path):
+    for cell in cells(path, "markdown"):
+        for target in re.findall(r"\]\(([^)\s]+)\)", without_fences(cell["source"])):
+            if re.match(r"[a-z]+:|#", target):
+                continue
+            file = (path.parent / target.split("#")[0]).resolve()
+            assert file.exists(), f"{target} in cell {cell['id']} leads nowhere"
+
+
+@cache
+def exported_modules():
+    """Each module that a notebook exports, and the number of its chapter."""
+    home = {}
+    for path in PATHS:
+        for cell in cells(path, "code"):
+            for name in re.findall(r"^#\|\s*default_exp[ \t]+(\S+)", cell["source"], re.M):
+                assert name == path.stem[3:], f"{path.name} exports {name}"
+                home[name] = number(path)
+            pattern = r"^#\|\s*export[ \t]+(\S+)"
+            for name in re.findall(pattern, cell["source"], re.M):
+                assert name.startswith("exercises."), f"{path.name} exports {name}"
+                assert home.setdefault(name, number(path)) == number(path), name
+    return home
+
+
+def imports(source):
+    """Dotted names below transformer_lib that a cell imports."""
+    code = re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.M)
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "absolute imports, please"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("transformer_lib."):
+                yield name.removeprefix("transformer_lib.")
+
+
+@each_chapter
+def test_import_arrows_run_downward(path):
+    home = exported_modules()
+    for cell in cells(path, "code"):
+        for name in imports(cell["source"]):
+            name = transformer_lib._HOME.get(name, name)
+            of = [m for m in home if name == m or name.startswith(m + ".")]
+            for module in of:
+                assert home[module] <= number(path), (
+                    f"{path.stem} imports {module}, which a later chapter builds"
+                )
+
+
+def test_every_chapter_is_in_the_book():
+    toc = (ROOT / "_toc.yml").read_text("utf-8")
+    missing = [p.stem for p in PATHS if f"notebooks/{p.stem}\n" not in toc]
+    assert not missing, f"not in _toc.yml: {missing}"

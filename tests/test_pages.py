@@ -1,0 +1,157 @@
+"""Every page in a browser: wide and narrow, light and dark."""
+
+import functools
+import http.server
+import shutil
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+from built import HTML, documents, need_the_book
+
+need_the_book()
+
+CANDIDATES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, CANDIDATES)), None)
+if BROWSER is None:
+    warnings.warn(
+        "No Chromium: the pages are NOT looked at in a browser.", stacklevel=1
+    )
+    pytest.skip("no Chromium to look at the pages with", allow_module_level=True)
+
+FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
+--disable-background-networking --disable-component-update --disable-sync""".split()
+# Formulas are typeset by MathJax from its usual place; here it is not waited for.
+MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@"
+
+# What sticks out of the page to the right and lies in no box that scrolls by itself.
+OVERFLOW = """() => {
+  const width = document.documentElement.clientWidth, out = [];
+  if (document.documentElement.scrollWidth <= width + 1) return out;
+  const scrolls = e => { for (; e && e !== document.body; e = e.parentElement)
+    if (/auto|scroll|hidden|clip/.test(getComputedStyle(e).overflowX)) return true; };
+  for (const e of document.body.querySelectorAll('*')) {
+    const r = e.getBoundingClientRect();
+    if (r.width && r.right > width + 1 && !scrolls(e.parentElement))
+      out.push(e.tagName + '.' + e.className + ' ' + Math.round(r.right));
+  }
+  return out.length ? out.slice(0, 5) : ['wider than the window'];
+}"""
+# The contrast of running text against what lies behind it (WCAG's formula).
+CONTRAST = """() => {
+  const rgb = c => { const m = c.match(/[\\d.]+/g).map(Number); return m; };
+  const lum = c => { const f = c.slice(0, 3).map(v => { v /= 255;
+    return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
+    return .2126 * f[0] + .7152 * f[1] + .0722 * f[2]; };
+  const behind = e => { for (; e; e = e.parentElement) {
+    const c = rgb(getComputedStyle(e).backgroundColor);
+    if (c.length < 4 || c[3] > .5) return c; } return [255, 255, 255]; };
+  const bad = [];
+  for (const e of document.querySelectorAll('article p, article li, article summary, ' +
+      'article td, article th, article h1, article h2, article h3, article pre, ' +
+      'article pre span')) {
+    if (!e.offsetParent || !e.textContent.trim()) continue;
+    const a = lum(rgb(getComputedStyle(e).color)), b = lum(behind(e));
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.2) bad.push(e.tagName + '.' + e.className + ' ' +
+      ratio.toFixed(1) + ' ' + e.textContent.trim().slice(0, 30));
+  }
+  return bad.slice(0, 5);
+}"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site():
+    handler = functools.partial(Quiet, directory=str(HTML))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def window(browser, site):
+    """One page for all tests, and what goes wrong in it."""
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    troubles = []
+
+    def answer(route):
+        address = route.request.url
+        if address.startswith((site, "data:", "blob:")):
+            route.continue_()
+        elif address.startswith(MATHJAX):
+            route.fulfill(status=200, content_type="text/javascript", body="")
+        else:
+            troubles.append(f"asks for {address}")
+            route.abort()
+
+    def console(message):
+        if message.type == "error":
+            troubles.append(f"console: {message.text}")
+
+    def response(got):
+        if got.status >= 400:
+            troubles.append(f"{got.status}: {got.url}")
+
+    page.route("**/*", answer)
+    page.on("console", console)
+    page.on("pageerror", lambda error: troubles.append(f"script: {error}"))
+    page.on("response", response)
+    yield page, troubles
+
+
+def problems(window, address):
+    page, troubles = window
+    troubles.clear()
+    found = []
+    page.set_viewport_size({"width": 1300, "height": 900})
+    page.goto(address, wait_until="load")
+    for theme in ("light", "dark"):
+        page.evaluate(
+            "theme => { document.documentElement.dataset.theme = theme;"
+            " document.documentElement.dataset.mode = theme; }",
+            theme,
+        )
+        for width in (1300, 360):
+            page.set_viewport_size({"width": width, "height": 900})
+            out = page.evaluate(OVERFLOW)
+            found += [f"{theme}, {width} px wide: sticks out: {what}" for what in out]
+        pale = page.evaluate(CONTRAST)
+        found += [f"{theme}: too little contrast: {what}" for what in pale]
+    bare = page.evaluate("[...document.images].filter(i => !i.alt).map(i => i.src)")
+    found += [f"no alt text: {source[:80]}" for source in bare]
+    broken = page.evaluate(
+        "[...document.images].filter(i => i.complete && !i.naturalWidth"
+        " && i.loading !== 'lazy').map(i => i.src)"
+    )
+    found += [f"picture does not load: {source[:80]}" for source in broken]
+    return troubles + found
+
+
+@pytest.mark.parametrize("name", [*documents(), "search", "genindex"])
+def test_page(window, site, name):
+    assert (Path(HTML) / f"{name}.html").exists()
+    assert not problems(window, f"{site}/{name}.html")
+
+
+def test_search_finds(window, site):
+    page, _ = window
+    page.goto(f"{site}/search.html?q=attention")
+    page.wait_for_selector("#search-results li", timeout=10_000)
