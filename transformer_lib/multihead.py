@@ -57,9 +57,9 @@ class MultiHeadAttention(nn.Module):
     Args:
         d_model: Width of input and output.
         num_heads: H, the number of heads.
-        d_k: Width of a head's queries and keys; d_model // num_heads if not given.
-        d_v: Width of a head's values; d_model // num_heads if not given.
-        dropout: Probability with which an attention weight is dropped in training.
+        d_k: Width of a head's queries and keys; d_model // num_heads if None.
+        d_v: Width of a head's values; d_model // num_heads if None.
+        dropout: Probability with which a weight is dropped in training.
         bias: Whether the four projections have biases (the paper's have none).
 
     Raises:
@@ -101,16 +101,16 @@ class MultiHeadAttention(nn.Module):
             key: Shape (B, S, d_model).
             value: Shape (B, S, d_model).
             mask: Boolean, True where allowed; broadcasts to (B, H, T, S).
-            need_weights: Whether to return the weights (explicit formula) or not
-                (fused kernel).
+            need_weights: Whether to return the weights (explicit formula) or
+                not (fused kernel).
 
         Returns:
             The output, shape (B, T, d_model), and the weights, shape
             (B, H, T, S), or None if they were not asked for.
 
         Raises:
-            ValueError: If an input is not (B, length, d_model), or the mask does
-                not fit.
+            ValueError: If an input is not (B, length, d_model), or the mask
+                does not fit.
         """
         check_widths(self.d_model, query, key, value, mask)
         q = split_heads(self.w_q(query), self.num_heads)  # (B, H, T, K)
