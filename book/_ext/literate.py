@@ -14,6 +14,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.nodes import make_refnode
 
 DIRECTIVE = re.compile(r"^\s*#\s*\|.*$")
 CHAPTERS = "notebooks"
@@ -69,6 +70,18 @@ def hide_directives(app, doctree):
 
 def is_chapter(docname: str) -> bool:
     return docname.startswith(CHAPTERS + "/")
+
+
+def number_of(docname: str) -> str:
+    """The two digits that a chapter's file name begins with."""
+    return docname.split("/")[-1].split("_")[0]
+
+
+def number_title(app, doctree):
+    """In the side bar and in links a chapter's title begins with its number."""
+    title = app.env.titles.get(app.env.docname)
+    if is_chapter(app.env.docname) and title is not None:
+        title.insert(0, nodes.Text(number_of(app.env.docname) + "\u2002"))
 
 
 def add_run_time(app, doctree):
@@ -182,6 +195,7 @@ class ChapterTimes(SphinxDirective):
             refwarn=True,
             reftarget="/" + docname,
         )
+        title = f"{number_of(name)}\u2002{title}"
         reference += nodes.inline("", title, classes=["xref", "std", "std-doc"])
         return reference
 
@@ -191,6 +205,24 @@ class ChapterTimes(SphinxDirective):
         for cell in cells:
             row += nodes.entry("", nodes.paragraph("", "", cell))
         return row
+
+
+# --- names ---------------------------------------------------------------
+
+
+def find_by_last_name(app, env, node, contnode):
+    """A bare name in a docstring means the one library object that ends in it."""
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or "." in target:
+        return None
+    objects = env.get_domain("py").objects
+    found = [full for full in objects if full.split(".")[-1] == target]
+    if len(found) != 1:
+        return None
+    entry = objects[found[0]]
+    return make_refnode(
+        app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, found[0]
+    )
 
 
 # --- scripts ---------------------------------------------------------------
@@ -218,7 +250,9 @@ def setup(app):
     app.add_directive("chapter-times", ChapterTimes)
     app.connect("doctree-read", hide_directives)
     app.connect("doctree-read", add_run_time)
+    app.connect("doctree-read", number_title, priority=900)
     app.connect("env-get-outdated", outdated)
+    app.connect("missing-reference", find_by_last_name)
     app.connect("env-purge-doc", forget)
     app.connect("html-page-context", drop_doubled_scripts, priority=900)
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}
