@@ -19,6 +19,7 @@ TAGS = {
     "hide-output",
     "hide-cell",
     "exercise",
+    "remove-stderr",
 }
 GUARD = """\
 import importlib.util
@@ -132,7 +133,8 @@ def exported_modules():
     home = {}
     for path in PATHS:
         for cell in cells(path, "code"):
-            for name in re.findall(r"^#\|\s*default_exp[ \t]+(\S+)", cell["source"], re.M):
+            pattern = r"^#\|\s*default_exp[ \t]+(\S+)"
+            for name in re.findall(pattern, cell["source"], re.M):
                 assert name == path.stem[3:], f"{path.name} exports {name}"
                 home[name] = number(path)
             pattern = r"^#\|\s*export[ \t]+(\S+)"

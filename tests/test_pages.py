@@ -47,12 +47,16 @@ CONTRAST = """() => {
   const behind = e => { for (; e; e = e.parentElement) {
     const c = rgb(getComputedStyle(e).backgroundColor);
     if (c.length < 4 || c[3] > .5) return c; } return [255, 255, 255]; };
-  const bad = [];
+  const bad = [], seen = new Set();
   for (const e of document.querySelectorAll('article p, article li, article summary, ' +
       'article td, article th, article h1, article h2, article h3, article pre, ' +
       'article pre span')) {
-    if (!e.offsetParent || !e.textContent.trim()) continue;
-    const a = lum(rgb(getComputedStyle(e).color)), b = lum(behind(e));
+    const kind = [e.parentElement.className, e.tagName, e.className].join(' ');
+    if (seen.has(kind) || !e.textContent.trim()) continue;
+    seen.add(kind);
+    const style = getComputedStyle(e);
+    if (style.visibility === 'hidden' || !e.getClientRects().length) continue;
+    const a = lum(rgb(style.color)), b = lum(behind(e));
     const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
     if (ratio < 4.2) bad.push(e.tagName + '.' + e.className + ' ' +
       ratio.toFixed(1) + ' ' + e.textContent.trim().slice(0, 30));
