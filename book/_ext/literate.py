@@ -248,6 +248,12 @@ def find_library_name(app, env, node, contnode):
     )
 
 
+def plain_property(app, what, name, obj, options, lines):
+    """A colon in a property's first line is a colon, not the end of a type."""
+    if what == "property" and lines and ":" in lines[0]:
+        lines.insert(0, "")
+
+
 # --- scripts ---------------------------------------------------------------
 
 
@@ -276,6 +282,7 @@ def setup(app):
     app.connect("doctree-read", number_title, priority=900)
     app.connect("env-get-outdated", outdated)
     app.connect("missing-reference", find_by_last_name)
+    app.connect("autodoc-process-docstring", plain_property, priority=400)
     app.connect("env-purge-doc", forget)
     app.connect("missing-reference", find_library_name)
     app.connect("html-page-context", drop_doubled_scripts, priority=900)
