@@ -25,7 +25,6 @@ import lzma
 import os
 import random
 import re
-import tempfile
 import urllib.request
 import warnings
 import zipfile
@@ -548,15 +547,12 @@ DAMAGE = (zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError,
 def write_aside(path: str | Path, content: bytes) -> None:
     """Write a file under another name and rename it, so that no half file is left."""
     path = Path(path)
-    handle, aside = tempfile.mkstemp(
-        dir=path.parent, prefix=f"{path.name}.", suffix=".part"
-    )
+    aside = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
+        aside.write_bytes(content)
         os.replace(aside, path)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 # %% ../notebooks/08_text.ipynb #27514f40
