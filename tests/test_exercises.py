@@ -133,7 +133,8 @@ def test_stub_keeps_signature_and_docstring():
 def test_stub_cuts_after_the_marker_only_as_deep_as_it_stands():
     solution = (
         'def f(xs):\n    """Say."""\n    out = []\n    for x in xs:\n'
-        "        # your turn: add x\n        y = x\n        out.append(y)\n    return out"
+        "        # your turn: add x\n        y = x\n        out.append(y)\n"
+        "    return out"
     )
     wanted = (
         'def f(xs):\n    """Say."""\n    out = []\n    for x in xs:\n'
@@ -145,7 +146,8 @@ def test_stub_cuts_after_the_marker_only_as_deep_as_it_stands():
 def test_stub_of_a_class_and_a_helper():
     solution = (
         "def given(x):\n    return x\n\n\nclass A:\n    def __init__(self):\n"
-        '        self.x = 1\n\n    def go(self):\n        """Go."""\n        return self.x'
+        "        self.x = 1\n\n    def go(self):\n"
+        '        """Go."""\n        return self.x'
     )
     stub = stub_of(solution)
     assert "return x" in stub and "self.x = 1" in stub and "return self.x" not in stub
