@@ -15,7 +15,6 @@ from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
-from sphinx.util.nodes import make_refnode
 
 DIRECTIVE = re.compile(r"^\s*#\s*\|.*$")
 CHAPTERS = "notebooks"
@@ -229,25 +228,6 @@ def find_by_last_name(app, env, node, contnode):
 # --- names of the library -------------------------------------------------------------
 
 
-def find_library_name(app, env, node, contnode):
-    """Lead a bare name such as ``MultiHeadAttention`` to its page, if there is one."""
-    if node.get("refdomain") != "py":
-        return None
-    name = node.get("reftarget", "").rpartition(".")[2]
-    domain = env.get_domain("py")
-    found = [
-        full
-        for full in domain.objects
-        if full.startswith("transformer_lib.") and full.endswith("." + name)
-    ]
-    if len(found) != 1:
-        return None
-    entry = domain.objects[found[0]]
-    return make_refnode(
-        app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, found[0]
-    )
-
-
 def plain_property(app, what, name, obj, options, lines):
     """A colon in a property's first line is a colon, not the end of a type."""
     if what == "property" and lines and ":" in lines[0]:
@@ -284,6 +264,5 @@ def setup(app):
     app.connect("missing-reference", find_by_last_name)
     app.connect("autodoc-process-docstring", plain_property, priority=400)
     app.connect("env-purge-doc", forget)
-    app.connect("missing-reference", find_library_name)
     app.connect("html-page-context", drop_doubled_scripts, priority=900)
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}
