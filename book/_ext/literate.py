@@ -228,10 +228,18 @@ def find_by_last_name(app, env, node, contnode):
 # --- names of the library -------------------------------------------------------------
 
 
-def plain_property(app, what, name, obj, options, lines):
-    """A colon in a property's first line is a colon, not the end of a type."""
+PLAIN: dict[str, list[str]] = {}
+
+
+def keep_property(app, what, name, obj, options, lines):
+    """Before napoleon, which takes a colon in a property's first line for a type."""
     if what == "property" and lines and ":" in lines[0]:
-        lines.insert(0, "")
+        PLAIN[name] = list(lines)
+
+
+def restore_property(app, what, name, obj, options, lines):
+    """After napoleon: that property's text as it was written."""
+    lines[:] = PLAIN.pop(name, lines)
 
 
 # --- scripts ---------------------------------------------------------------
@@ -262,7 +270,8 @@ def setup(app):
     app.connect("doctree-read", number_title, priority=900)
     app.connect("env-get-outdated", outdated)
     app.connect("missing-reference", find_by_last_name)
-    app.connect("autodoc-process-docstring", plain_property, priority=400)
+    app.connect("autodoc-process-docstring", keep_property, priority=400)
+    app.connect("autodoc-process-docstring", restore_property, priority=600)
     app.connect("env-purge-doc", forget)
     app.connect("html-page-context", drop_doubled_scripts, priority=900)
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}
