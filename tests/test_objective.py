@@ -1,0 +1,328 @@
+"""Chapter 10: loss, schedule and optimizer against torch, and the exercises' checks."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from transformer_lib.exercises import objective as checks
+from transformer_lib.objective import (
+    build_optimizer,
+    label_smoothed_cross_entropy,
+    noam_lr,
+)
+
+few = settings(max_examples=25, deadline=None)
+shapes = st.tuples(st.integers(1, 4), st.integers(1, 7), st.integers(3, 30))
+
+
+def batch(shape, seed, pad_id):
+    """Logits (B, T, V) and a target (B, T) with padding at the ends."""
+    generator = torch.Generator().manual_seed(seed)
+    B, T, V = shape
+    logits = 3 * torch.randn(B, T, V, generator=generator)
+    target = torch.randint(0, V, (B, T), generator=generator)
+    length = torch.randint(0, T + 1, (B, 1), generator=generator)
+    target[torch.arange(T) >= length] = pad_id
+    target[0, 0] = (pad_id + 1) % V  # at least one real token
+    return logits, target
+
+
+# --- the loss -------------------------------------------------------------------------
+
+
+@few
+@given(
+    shape=shapes,
+    epsilon=st.sampled_from([0.0, 0.1, 0.2, 0.9]),
+    seed=st.integers(0, 10_000),
+    pad_id=st.sampled_from([0, 2]),
+)
+def test_loss_equals_torch_in_value_and_gradient(shape, epsilon, seed, pad_id):
+    logits, target = batch(shape, seed, pad_id)
+    ours, theirs = (logits.clone().requires_grad_() for _ in range(2))
+    loss = label_smoothed_cross_entropy(ours, target, epsilon, pad_id)
+    oracle = F.cross_entropy(
+        theirs.transpose(1, 2), target, ignore_index=pad_id, label_smoothing=epsilon
+    )
+    loss.backward()
+    oracle.backward()
+    torch.testing.assert_close(loss, oracle, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
+    assert not ours.grad[target == pad_id].any()
+
+
+@few
+@given(shape=shapes, seed=st.integers(0, 10_000), extra=st.integers(1, 5))
+def test_more_padding_changes_nothing(shape, seed, extra):
+    logits, target = batch(shape, seed, 0)
+    noise = 100 * torch.randn(shape[0], extra, shape[2])
+    padding = torch.zeros(shape[0], extra, dtype=torch.int64)
+    torch.testing.assert_close(
+        label_smoothed_cross_entropy(logits, target),
+        label_smoothed_cross_entropy(
+            torch.cat([logits, noise], 1), torch.cat([target, padding], 1)
+        ),
+    )
+
+
+def test_minimum_is_the_entropy_of_the_smoothed_target():
+    V, epsilon = 12, 0.1
+    q = torch.full((V,), epsilon / V)
+    q[5] += 1 - epsilon
+    loss = label_smoothed_cross_entropy(q.log()[None], torch.tensor([5]), epsilon)
+    assert loss.item() == pytest.approx(torch.special.entr(q).sum().item(), abs=1e-6)
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        near = q.log()[None] + 0.1 * torch.randn(1, V, generator=generator)
+        assert label_smoothed_cross_entropy(near, torch.tensor([5]), epsilon) >= loss
+
+
+def test_flat_targets_and_half_precision():
+    torch.manual_seed(0)
+    logits, target = torch.randn(6, 9), torch.randint(1, 9, (6,))
+    flat = label_smoothed_cross_entropy(logits, target, 0.1)
+    shaped = label_smoothed_cross_entropy(
+        logits.view(2, 3, 9), target.view(2, 3), 0.1
+    )
+    torch.testing.assert_close(flat, shaped)
+    low = label_smoothed_cross_entropy(logits.bfloat16(), target, 0.1)
+    assert low.dtype == torch.float32 and abs(low - flat) < 0.05
+
+
+def test_all_padding_gives_zero_and_a_zero_gradient():
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    loss = label_smoothed_cross_entropy(logits, torch.zeros(2, 3, dtype=torch.int64))
+    loss.backward()
+    assert loss.item() == 0 and not logits.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "target_shape", "said"),
+    [
+        (-0.1, (2, 3), "epsilon=-0.1"),
+        (1.0, (2, 3), "epsilon=1.0"),
+        (0.1, (2, 4), r"\(2, 3, 5\).*\(2, 3\), not \(2, 4\)"),
+        (0.1, (6,), r"not \(6,\)"),
+    ],
+)
+def test_loss_refuses(epsilon, target_shape, said):
+    target = torch.ones(target_shape, dtype=torch.int64)
+    with pytest.raises(ValueError, match=said):
+        label_smoothed_cross_entropy(torch.zeros(2, 3, 5), target, epsilon)
+
+
+# --- the schedule ---------------------------------------------------------------------
+
+
+def test_peaks_of_the_paper():
+    assert noam_lr(4000, 512) == pytest.approx(6.99e-4, rel=1e-3)
+    assert noam_lr(4000, 1024) == pytest.approx(4.94e-4, rel=1e-3)
+
+
+@few
+@given(
+    step=st.integers(1, 200_000),
+    d_model=st.integers(1, 2048),
+    warmup=st.integers(1, 20_000),
+    factor=st.floats(0.1, 10),
+)
+def test_schedule_is_a_line_and_then_a_root(step, d_model, warmup, factor):
+    rate = noam_lr(step, d_model, warmup, factor)
+    peak = factor / (d_model * warmup) ** 0.5
+    if step <= warmup:
+        assert rate == pytest.approx(peak * step / warmup)
+    else:
+        assert rate == pytest.approx(peak * (warmup / step) ** 0.5)
+
+
+def test_schedule_through_torchs_lambda_lr():
+    """The same rates from torch's scheduler, which counts from 0."""
+    optimizer = build_optimizer(nn.Linear(2, 2))
+    optimizer.param_groups[0]["lr"] = 1.0
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda epoch: noam_lr(epoch + 1, 64, 10), last_epoch=-1
+    )
+    scheduler.base_lrs = [1.0]
+    for step in range(1, 30):
+        optimizer.step()
+        scheduler.step()
+        rate = optimizer.param_groups[0]["lr"]
+        assert rate == pytest.approx(noam_lr(step + 1, 64, 10))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((0, 512), "step=0"), ((1, 512, 0), "warmup=0"), ((1, 0), "d_model=0")],
+)
+def test_schedule_refuses(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        noam_lr(*arguments)
+
+
+# --- the optimizer --------------------------------------------------------------------
+
+
+def test_optimizer_has_the_papers_constants():
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model)
+    (group,) = optimizer.param_groups
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert group["betas"] == (0.9, 0.98) and group["eps"] == 1e-9
+    assert group["weight_decay"] == 0 and group["lr"] == 0
+    assert group["params"] == list(model.parameters())
+
+
+def test_optimizer_equals_adam_by_hand():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, bias=False)
+    optimizer, param = build_optimizer(model), model.weight.detach().double()
+    m = v = torch.zeros_like(param)
+    for t in range(1, 9):
+        lr = noam_lr(t, 64, 4)
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).pow(2).sum().backward()
+        optimizer.step()
+        grad = model.weight.grad.double()
+        m, v = 0.9 * m + 0.1 * grad, 0.98 * v + 0.02 * grad**2
+        root = (v / (1 - 0.98**t)).sqrt() + 1e-9
+        param = param - lr * m / (1 - 0.9**t) / root
+        torch.testing.assert_close(
+            model.weight.detach().double(), param, atol=1e-6, rtol=1e-5
+        )
+
+
+# --- the exercises name the mistake ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda ids: (ids[:, 1:], ids[:, :-1]), "wrong way"),
+        (lambda ids: (ids, ids), "learn to copy"),
+        (lambda ids: (ids[:, 1:], ids[:, 1:]), "learn to copy"),
+        (lambda ids: (ids, ids.roll(-1, 1)), "rolled"),
+        (lambda ids: (ids[:, 1:-1], ids[:, 2:]), r"must be (2, 4)"),
+        (lambda ids: ids[:, 1:], "two tensors"),
+    ],
+)
+def test_check_shift_names_the_mistake(wrong, said):
+    verdict = checks.check_shift(wrong)
+    assert not verdict.passed and said in verdict.message
+
+
+def nll(logits, target):
+    return -logits.log_softmax(-1).gather(-1, target[..., None]).squeeze(-1)
+
+
+def by_sentence(logits, target, pad_id):
+    return sum(nll(x, t)[t != pad_id].mean() for x, t in zip(logits, target)) / len(  # noqa: B905
+        target
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda x, t, p: nll(x, t).mean(), "Padding counts"),
+        (lambda x, t, p: (nll(x, t) * (t != p)).mean(), "divide by all places"),
+        (lambda x, t, p: nll(x, t)[t != p].sum(), "return the sum"),
+        (lambda x, t, p: -nll(x, t)[t != p].mean(), "sign"),
+        (lambda x, t, p: nll(x, t)[t != p].mean() / math.log(2), "bits"),
+        (lambda x, t, p: (-nll(x, t)).exp()[t != p].mean(), "no logarithm"),
+        (lambda x, t, p: nll(x, t), "shape (3, 5)"),
+        (lambda x, t, p: nll(x, t)[t != 0].mean(), "another pad_id"),
+        (lambda x, t, p: torch.tensor(1.0), "was expected"),
+        (by_sentence, "sentences' means"),
+        (
+            lambda x, t, p: -x.log_softmax(1).gather(-1, t[..., None])[t != p].mean(),
+            "wrong axis",
+        ),
+        (lambda x, t, p: -x.gather(-1, t[..., None])[t != p].mean(), "log_softmax"),
+    ],
+)
+def test_check_cross_entropy_names_the_mistake(wrong, said):
+    verdict = checks.check_cross_entropy(wrong)
+    assert not verdict.passed and said in verdict.message
+
+
+def smoothed(make_q, mean=lambda each, real: each[real].mean()):
+    """The loss towards a target distribution that make_q makes."""
+
+    def loss(logits, target, epsilon, pad_id):
+        V = logits.shape[-1]
+        q = make_q(F.one_hot(target, V).float(), epsilon, V)
+        each = -(q * logits.log_softmax(-1)).sum(-1)
+        return mean(each, target != pad_id)
+
+    return loss
+
+
+def even(truth, e, V):
+    return (1 - e) * truth + e / V
+
+
+def without_pad(truth, e, V):
+    q = (1 - e) * truth + e / (V - 2) * (1 - truth)
+    q[..., 0] = 0
+    return q
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (smoothed(even, lambda each, real: each.mean()), "Smoothing on padding"),
+        (smoothed(even, lambda e, real: (e * real).mean()), "divide by all places"),
+        (smoothed(even, lambda e, real: e[real].sum()), "return the sum"),
+        (smoothed(lambda t, e, V: (1 - e) * t + e / (V - 1) * (1 - t)), "(V - 1)"),
+        (smoothed(without_pad), "(V - 2)"),
+        (smoothed(lambda t, e, V: (1 - e) * t + e / V * (1 - t)), "not sum to 1"),
+        (smoothed(lambda t, e, V: e * t + (1 - e) / V), "swapped"),
+        (smoothed(lambda t, e, V: t), "no smoothing"),
+        (smoothed(lambda t, e, V: (1 - e) * t + e), "must be a mean"),
+    ],
+)
+def test_check_smoothing_names_the_mistake(wrong, said):
+    verdict = checks.check_smoothing(wrong)
+    assert not verdict.passed and said in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda s, d, w: d**-0.5 * max(s**-0.5, s * w**-1.5), "larger of the two"),
+        (lambda s, d, w: min(s**-0.5, s * w**-1.5), "missing"),
+        (lambda s, d, w: d**0.5 * min(s**-0.5, s * w**-1.5), "d_model ** 0.5"),
+        (lambda s, d, w: d**-0.5 * min(s**-0.5, s * w**-0.5), "warmup ** -1.5"),
+        (lambda s, d, w: d**-0.5 * min(s**-0.5, w**-1.5), "no step in it"),
+        (lambda s, d, w: noam_lr(s + 1, d, w), "shifted by one"),
+        (lambda s, d, w: 2 * noam_lr(s, d, w), "2 times the paper's"),
+        (lambda s, d, w: noam_lr(s, 512, 4000), "use the arguments"),
+        (lambda s, d, w: 1e-3, "was expected"),
+    ],
+)
+def test_check_schedule_names_the_mistake(wrong, said):
+    verdict = checks.check_schedule(wrong)
+    assert not verdict.passed and said in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"corrected": False}, "bias correction"),
+        ({"b1": 0.98, "b2": 0.9}, "swapped"),
+        ({"inside": True}, "under the root"),
+        ({"root": False}, "root is missing"),
+        ({"square": False}, "not of its size"),
+        ({"late": True}, "t + 1"),
+        ({"b2": 0.999}, "not Adam's"),
+    ],
+)
+def test_check_adam_names_the_mistake(wrong, said):
+    verdict = checks.check_adam(checks.adam_variant(**wrong))
+    assert not verdict.passed and said in verdict.message
