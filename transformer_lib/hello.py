@@ -28,7 +28,7 @@ def shape(matrix: Matrix, name: str = "the matrix") -> tuple[int, int]:
         ValueError: if there is no number in it, or its rows differ in length.
     """
     if not matrix or not matrix[0]:
-        raise ValueError(f"{name} is empty: it needs at least one row and one column")
+        raise ValueError(f"{name} is empty: give at least one row and column")
     width = len(matrix[0])
     for i, row in enumerate(matrix):
         if len(row) != width:
@@ -166,12 +166,12 @@ def check_sizes(X: Matrix, Wq: Matrix, Wk: Matrix, Wv: Matrix) -> int:
         rows, _ = shape(W, name)
         if rows != d_model:
             raise ValueError(
-                f"{name} has {rows} rows, but the embeddings in X are {d_model} "
-                f"wide: {name} must have {d_model} rows, one for each number"
+                f"{name} has {rows} rows, but X is {d_model} numbers wide: "
+                f"{name} must have {d_model} rows"
             )
     if len(Wq[0]) != len(Wk[0]):
         raise ValueError(
-            f"Wq has {len(Wq[0])} columns and Wk has {len(Wk[0])}: queries and keys "
-            "are multiplied with each other, so they must be equally wide"
+            f"Wq has {len(Wq[0])} columns and Wk has {len(Wk[0])}: "
+            "queries and keys must be equally wide"
         )
     return len(Wq[0])
