@@ -302,7 +302,7 @@ def load_pairs(path: Path, mmap: bool = True) -> TokenPairs:
         arrays = {n: np.load(path / f"{n}.npy", mmap_mode=mode) for n in ARRAYS}
         sizes = {name: len(array) for name, array in arrays.items()}
         ends = arrays["src_offsets"][-1], arrays["tgt_offsets"][-1]
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (OSError, EOFError, ValueError, IndexError) as error:
         raise ValueError(
             f"{path} is not a complete folder of token pairs ({error}); write it anew."
         ) from error

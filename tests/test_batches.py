@@ -1,0 +1,399 @@
+"""Chapter 09: each pair once, never over the budget, the same again, and on disk."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pad_sequence
+
+from transformer_lib import batches as module
+from transformer_lib.batches import (
+    Batch,
+    TokenPairs,
+    batches,
+    flatten,
+    id_type,
+    make_batch,
+    pad,
+    plan_batches,
+    tokenize_pairs,
+)
+from transformer_lib.exercises.batches import (
+    check_my_plan,
+    check_padding,
+    check_shift,
+    check_where,
+)
+from transformer_lib.text import BOS, EOS, PAD, Tokenizer, grammar_split
+
+EASY = settings(max_examples=25, deadline=None)
+V = 50
+ROW = st.lists(st.integers(4, V - 1), min_size=1, max_size=15)
+ROWS = st.lists(st.tuples(ROW, ROW), min_size=1, max_size=30)
+
+
+def token_pairs(rows):
+    source, target = zip(*rows, strict=True)
+    return TokenPairs(*flatten(source, V), *flatten(target, V))
+
+
+def some_pairs(n=200, seed=0, longest=30):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest, (n, 2))
+    rows = [tuple(rng.integers(4, V, k).tolist() for k in pair) for pair in lengths]
+    return token_pairs(rows)
+
+
+# --- flat arrays ---------------------------------------------------------------------
+
+
+@given(ROWS)
+@EASY
+def test_pairs_come_back(rows):
+    pairs = token_pairs(rows)
+    assert len(pairs) == len(rows)
+    for i, (source, target) in enumerate(rows):
+        assert pairs[i][0].tolist() == source and pairs[i][1].tolist() == target
+    assert pairs.src_lengths.tolist() == [len(s) + 1 for s, _ in rows]
+    assert pairs.tgt_lengths.tolist() == [len(t) + 1 for _, t in rows]
+
+
+def test_index_out_of_range():
+    pairs = some_pairs(3)
+    assert [a.tolist() for a in pairs[-1]] == [a.tolist() for a in pairs[2]]
+    for i in (3, -4):
+        with pytest.raises(IndexError, match="there are 3 pairs"):
+            pairs[i]
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [(256, "uint8"), (257, "uint16"), (8000, "uint16"), (65_536, "uint16"),
+     (65_537, "uint32")],
+)  # fmt: skip
+def test_the_smallest_type_that_holds_the_vocabulary(size, wanted):
+    assert id_type(size) == np.dtype(wanted)
+    flat, _ = flatten([[size - 1, 0]], size)
+    assert flat.tolist() == [size - 1, 0] and flat.dtype == np.dtype(wanted)
+
+
+@pytest.mark.parametrize("wrong", [-1, 70_000, 2**40])
+def test_an_id_outside_the_vocabulary_is_named_not_wrapped(wrong):
+    with pytest.raises(ValueError, match=f"row 1 has the id {wrong}: .* 0 to 65535"):
+        flatten([[5], [7, wrong], [8]], 65_536)
+
+
+def test_flatten_of_nothing():
+    flat, offsets = flatten([], 10)
+    assert len(flat) == 0 and offsets.tolist() == [0]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    pairs = grammar_split("train", 1000)
+    return Tokenizer.train((side for pair in pairs for side in pair), 400)
+
+
+def test_tokenize_pairs_keeps_order_and_drops_empty_and_long(tokenizer):
+    long = "Der Hund sieht das Haus. " * 9
+    text = [("A dog.", "Ein Hund."), ("", "Leer."), ("Long.", long), ("I am.", "Ja.")]
+    pairs = tokenize_pairs(text, tokenizer, max_length=30)
+    assert len(pairs) == 2 and pairs.src.dtype == np.uint16
+    for i, (english, german) in enumerate([text[0], text[3]]):
+        assert pairs[i][0].tolist() == tokenizer.encode(english)
+        assert pairs[i][1].tolist() == tokenizer.encode(german)
+    assert len(tokenize_pairs([], tokenizer)) == 0
+
+
+# --- batches -------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=6))
+@EASY
+def test_pad_is_torchs(rows):
+    wanted = pad_sequence([torch.tensor(r, dtype=torch.int64) for r in rows], True, 7)
+    got = pad(rows, 7)
+    assert got.dtype == torch.int64 and torch.equal(got, wanted)
+
+
+def test_pad_of_nothing():
+    with pytest.raises(ValueError, match="no rows"):
+        pad([])
+
+
+@given(ROWS)
+@EASY
+def test_what_is_read_is_what_was_said_one_step_before(rows):
+    batch = make_batch(token_pairs(rows), range(len(rows)))
+    assert batch.num_tokens == sum(len(target) + 1 for _, target in rows)
+    for i, (source, target) in enumerate(rows):
+        said = batch.tgt_out[i][batch.tgt_out[i] != PAD].tolist()
+        read = batch.tgt_in[i][batch.tgt_in[i] != PAD].tolist()
+        assert said == [*target, EOS] and read == [BOS, *target]
+        given = batch.src_ids[i][batch.src_ids[i] != PAD].tolist()
+        assert given == [*source, EOS]
+    assert batch.tgt_in.shape == batch.tgt_out.shape
+
+
+def test_to_moves_all_three():
+    batch = make_batch(some_pairs(4), [0, 2]).to("meta")
+    assert isinstance(batch, Batch)
+    kinds = {x.device.type for x in (batch.src_ids, batch.tgt_in, batch.tgt_out)}
+    assert kinds == {"meta"}
+
+
+@given(ROWS, st.integers(16, 120), st.integers(0, 3), st.integers(0, 3))
+@EASY
+def test_each_pair_once_and_never_over_the_budget(rows, budget, seed, epoch):
+    pairs = token_pairs(rows)
+    plan = plan_batches(pairs, budget, seed, epoch)
+    assert sorted(i for indices in plan for i in indices) == list(range(len(rows)))
+    for indices in plan:
+        batch = make_batch(pairs, indices)
+        assert batch.src_ids.numel() <= budget and batch.tgt_in.numel() <= budget
+    assert plan == plan_batches(pairs, budget, seed, epoch)
+
+
+def test_seed_and_epoch_change_the_plan():
+    pairs = some_pairs()
+    plans = [plan_batches(pairs, 300, s, e) for s, e in ((0, 0), (0, 1), (1, 0))]
+    assert plans[0] != plans[1] != plans[2] != plans[0]
+    sets = [{frozenset(indices) for indices in plan} for plan in plans]
+    assert sets[0] != sets[1], "equally long pairs should meet others in another epoch"
+
+
+def test_batches_are_not_in_order_of_length():
+    pairs = some_pairs()
+    widths = np.maximum(pairs.src_lengths, pairs.tgt_lengths)
+    longest = [max(widths[i]) for i in plan_batches(pairs, 300)]
+    assert longest != sorted(longest) and longest != sorted(longest, reverse=True)
+
+
+def test_little_padding():
+    pairs = some_pairs(2000)
+    widths = np.maximum(pairs.src_lengths, pairs.tgt_lengths)
+    plan = plan_batches(pairs, 600)
+    cells = [len(i) * max(widths[i]) for i in plan]
+    assert sum(widths) / sum(cells) > 0.95 and np.mean(cells) > 0.85 * 600
+
+
+def test_no_pairs_no_batches():
+    empty = TokenPairs(*flatten([], V), *flatten([], V))
+    assert plan_batches(empty, 10) == []
+
+
+def test_a_pair_over_the_budget_is_named():
+    pairs = token_pairs([([5] * 3, [5] * 3), ([5] * 3, [5] * 20)])
+    with pytest.raises(ValueError, match="pair 1 has 21 tokens.*max_tokens=20"):
+        plan_batches(pairs, 20)
+    assert sum(map(len, plan_batches(pairs, 21))) == 2
+
+
+@given(st.integers(0, 40))
+@EASY
+def test_going_on_in_mid_epoch(start):
+    pairs = some_pairs(100)
+    everything = list(batches(pairs, 200, seed=2, epoch=5))
+    rest = list(batches(pairs, 200, seed=2, epoch=5, start=start))
+    assert len(rest) == max(0, len(everything) - start)
+    for a, b in zip(everything[start:], rest, strict=True):
+        assert torch.equal(a.src_ids, b.src_ids) and torch.equal(a.tgt_out, b.tgt_out)
+
+
+def test_a_negative_start_is_refused():
+    with pytest.raises(ValueError, match="start=-1"):
+        next(batches(some_pairs(5), 200, start=-1))
+
+
+# --- on disk -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_saved_pairs_come_back(mmap, tmp_path):
+    pairs = some_pairs()
+    pairs.save(tmp_path / "deep" / "pairs")
+    again = TokenPairs.load(tmp_path / "deep" / "pairs", mmap=mmap)
+    assert isinstance(again.src, np.memmap) == mmap
+    for name in module.ARRAYS:
+        a, b = getattr(pairs, name), getattr(again, name)
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+    assert plan_batches(again, 300) == plan_batches(pairs, 300)
+    first, same = next(batches(pairs, 300)), next(batches(again, 300))
+    assert torch.equal(first.src_ids, same.src_ids)
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["pairs"]
+
+
+def test_saving_again_replaces(tmp_path):
+    some_pairs(10).save(tmp_path / "pairs")
+    some_pairs(20).save(tmp_path / "pairs")
+    assert len(TokenPairs.load(tmp_path / "pairs")) == 20
+    assert [p.name for p in tmp_path.iterdir()] == ["pairs"]
+
+
+@pytest.mark.parametrize("fails", ["save", "replace"])
+def test_a_failed_save_leaves_what_was_there(fails, tmp_path, monkeypatch):
+    some_pairs(10).save(tmp_path / "pairs")
+    replace, done = module.os.replace, []
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    def second_fails(a, b):
+        done.append(a)
+        if len(done) == 2:
+            full()
+        replace(a, b)
+
+    if fails == "save":
+        monkeypatch.setattr(module.np, "save", full)
+    else:
+        monkeypatch.setattr(module.os, "replace", second_fails)
+    with pytest.raises(OSError, match="No space"):
+        some_pairs(20).save(tmp_path / "pairs")
+    assert len(TokenPairs.load(tmp_path / "pairs")) == 10
+    assert [p.name for p in tmp_path.iterdir()] == ["pairs"]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda p: (p / "src.npy").unlink(),
+        lambda p: (p / "tgt.npy").write_bytes((p / "tgt.npy").read_bytes()[:-40]),
+        lambda p: (p / "meta.json").write_text('{"pairs"'),
+        lambda p: (p / "src.npy").write_bytes(b""),
+        lambda p: np.save(p / "tgt.npy", np.zeros(3, np.uint8)),
+        lambda p: np.save(p / "src_offsets.npy", np.zeros(0, np.int64)),
+    ],
+    ids=["missing", "cut short", "meta", "empty", "other", "no offsets"],
+)
+def test_a_damaged_folder_is_named(harm, tmp_path):
+    some_pairs().save(tmp_path / "pairs")
+    harm(tmp_path / "pairs")
+    with pytest.raises(ValueError, match="pairs.*write it anew"):
+        TokenPairs.load(tmp_path / "pairs")
+
+
+# --- the exercises' checks name the mistakes -----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda rows: (rows, rows), "not shifted"),
+        (lambda rows: ([[BOS, *r] for r in rows], rows), "EOS is missing"),
+        (
+            lambda rows: ([[BOS, *r] for r in rows], [[BOS, *r, EOS] for r in rows]),
+            "BOS is in the target",
+        ),
+        (lambda rows: ([[BOS, *r, EOS] for r in rows],) * 2, "BOS is in the target"),
+        (lambda rows: ([r + [EOS] for r in rows],) * 2, "not shifted"),
+        (lambda rows: (rows, [r + [EOS] for r in rows]), "BOS is missing"),
+        (
+            lambda rows: ([[BOS, *r, EOS] for r in rows], [r + [EOS] for r in rows]),
+            "The decoder reads EOS",
+        ),
+        (
+            lambda rows: ([[BOS, *r] for r in rows], [r[1:] + [EOS] for r in rows]),
+            "more than one position",
+        ),
+    ],
+)
+def test_check_shift_names(wrong, said):
+    verdict = check_shift(wrong)
+    assert not verdict.passed and said in verdict.message
+
+
+def shares(lengths, plan):
+    rows = [np.asarray(lengths)[i] for i in plan]
+    return sum(r.sum() for r in rows), sum(len(r) * r.max() for r in rows), rows
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            lambda n, p: np.mean([1 - r.mean() / r.max() for r in shares(n, p)[2]]),
+            "mean of the batches",
+        ),
+        (lambda n, p: shares(n, p)[1] / shares(n, p)[0] - 1, "each real token"),
+        (lambda n, p: shares(n, p)[0] / shares(n, p)[1], "share of real tokens"),
+        (lambda n, p: 1 - sum(n) / (len(n) * max(n)), "longest sentence of all"),
+        (lambda n, p: shares(n, p)[1] - shares(n, p)[0], "number of padded cells"),
+    ],
+)
+def test_check_padding_names(wrong, said):
+    verdict = check_padding(wrong)
+    assert not verdict.passed and said in verdict.message
+
+
+def planner(count="padded", order="sorted", shuffle="seed", last=True, full=1.0):
+    def my_plan(widths, max_tokens, seed):
+        indices = np.argsort(widths, kind="stable")
+        if order == "random":
+            indices = np.random.default_rng(seed).permutation(len(widths))
+        plan, now = [], []
+        for i in indices:
+            widest = max([widths[j] for j in now] + [widths[i]])
+            cells = (len(now) + 1) * widest
+            if count == "real":
+                cells = sum(widths[j] for j in now) + widths[i]
+            if count == "rows" and order == "sorted":
+                cells = (len(now) + 1) * np.mean(widths) * 1.0
+            if now and cells > full * max_tokens:
+                plan.append(now)
+                now = []
+            now.append(int(i))
+        plan += [now] if last else []
+        if shuffle:
+            fixed = {"seed": seed, "fixed": 0, "clock": None}[shuffle]
+            np.random.default_rng(fixed).shuffle(plan)
+        return plan
+
+    return my_plan
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (planner(count="real"), "real tokens"),
+        (planner(count="rows"), "over the budget"),
+        (planner(shuffle=None), "not shuffled"),
+        (planner(shuffle="fixed"), "Another seed gives the same"),
+        (planner(shuffle="clock"), "The same seed gives another"),
+        (planner(last=False), "in no batch"),
+        (planner(order="random"), "similar length"),
+        (planner(full=0.5), "of the budget"),
+        (lambda widths, n, seed: [[i] for i in range(len(widths))], "of the budget"),
+        (lambda widths, n, seed: 2 * planner()(widths, n, seed), "more than one"),
+    ],
+)
+def test_check_my_plan_names(wrong, said):
+    verdict = check_my_plan(wrong)
+    assert not verdict.passed and said in verdict.message
+
+
+def wheres(pairs, budget, seed, strict=True, first=0):
+    def where(done):
+        epoch = 0
+        while True:
+            size = len(plan_batches(pairs, budget, seed, epoch))
+            if done < size or (not strict and done == size):
+                return epoch + first, done
+            done, epoch = done - size, epoch + 1
+
+    return where
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda done, p, n, s: (0, done), "never leave the first epoch"),
+        (lambda done, p, n, s: wheres(p, n, s, first=1)(done), "counted from 0"),
+        (lambda done, p, n, s: wheres(p, n, s, strict=False)(done), "After exactly one"),
+        (lambda done, p, n, s: done, "two numbers"),
+    ],
+)
+def test_check_where_names(wrong, said):
+    verdict = check_where(wrong)
+    assert not verdict.passed and said in verdict.message
