@@ -129,8 +129,8 @@ def check_conv_layers(conv_layers):
 # %% ../../notebooks/19_complexity.ipynb #e9a0eeee
 @exercise_check("At 2 d + d_ff: 3,072 tokens for the base model.")
 def check_takes_over(takes_over):
-    """The crossing for the paper's two models and an odd one."""
-    for d, d_ff in [(512, 2048), (1024, 4096), (60, 100)]:
+    """The crossing for an odd model and for the two of the paper."""
+    for d, d_ff in [(60, 100), (512, 2048), (1024, 4096)]:
         got, true = takes_over(d, d_ff), 2 * d + d_ff
         usual = {
             "n = d is for bare attention against bare recurrence; here the rest of the "

@@ -1,0 +1,213 @@
+"""Chapter 19: the counts of Table 1 against torch's counter, and the checks."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformer_lib.attention import scaled_dot_product_attention
+from transformer_lib.exercises import complexity as exercises
+from transformer_lib.transformer import Transformer, TransformerConfig
+
+CHAPTER = Path(__file__).resolve().parents[1] / "notebooks/19_complexity.ipynb"
+DEFINES = "multiply_adds self_attention restricted_attention layers longest_chain"
+DEFINES += " gradient convolutions repeated crossing"
+
+
+@pytest.fixture(scope="module")
+def page():
+    """The functions that the chapter defines, taken from its cells."""
+    names = {"math": math, "torch": torch, "nn": torch.nn}
+    exec("from numpy import log", names)
+    for cell in json.loads(CHAPTER.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        for name in DEFINES.split():
+            start = source.find(f"def {name}(")
+            if cell["cell_type"] == "code" and start >= 0:
+                exec(function_at(source[start:]), names)
+    assert set(DEFINES.split()) <= set(names)
+    return names
+
+
+def function_at(source):
+    """The function that a text begins with."""
+    lines = source.splitlines()
+    rest = (i for i, line in enumerate(lines) if i and line and not line[0].isspace())
+    return "\n".join(lines[: next(rest, len(lines))])
+
+
+def counted(layer, *inputs):
+    with FlopCounterMode(display=False) as counter:
+        layer(*inputs)
+    return counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("n, d", [(40, 8), (33, 16), (64, 64)])
+def test_formulas_are_what_torch_counts(page, n, d):
+    formulas = page["multiply_adds"](n, d, k=5, r=6)
+    for kind, layer in page["layers"](d, k=5, r=6).items():
+        assert counted(layer, torch.randn(1, n, d)) == formulas[kind], kind
+
+
+def test_self_attention_and_recurrence_meet_at_n_equal_d(page):
+    for size in (1, 7, 512):
+        counts = page["multiply_adds"](size, size)
+        assert counts["self-attention"] == counts["recurrent"]
+
+
+@pytest.mark.parametrize("r", [1, 4, 9])
+def test_restricted_attention_is_attention_with_a_band(page, r):
+    x = torch.randn(2, 20, 8, requires_grad=True)
+    offset = torch.arange(20) - torch.arange(20)[:, None]
+    band = (offset >= -(r // 2)) & (offset < r - r // 2)
+    ours = page["restricted_attention"](x, r)
+    theirs = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=band)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    weight = torch.randn(ours.shape)
+    (got,) = torch.autograd.grad((ours * weight).sum(), x, retain_graph=True)
+    (wanted,) = torch.autograd.grad((theirs * weight).sum(), x)
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
+
+
+def test_self_attention_is_attention(page):
+    x = torch.randn(2, 20, 8)
+    wanted, _ = scaled_dot_product_attention(x, x, x)
+    torch.testing.assert_close(page["self_attention"](x), wanted, atol=1e-5, rtol=0)
+
+
+def test_only_the_recurrent_chain_grows(page):
+    chains = {}
+    for kind, layer in page["layers"](8).items():
+        inputs = [torch.randn(1, n, 8, requires_grad=True) for n in (10, 20, 30)]
+        chains[kind] = [page["longest_chain"](layer(x)) for x in inputs]
+    first, second, third = chains.pop("recurrent")
+    assert second - first == third - second >= 10
+    assert all(len(set(chain)) == 1 for chain in chains.values())
+
+
+def test_longest_chain_of_a_known_graph(page):
+    x = torch.ones(3, requires_grad=True)
+    long = x.exp().sin().exp()  # three operations, and the one that collects at x
+    assert page["longest_chain"](long) == 4
+    assert page["longest_chain"](long + x) == 5
+
+
+@pytest.mark.parametrize("depth, reach", [(1, 1), (2, 4), (3, 13)])
+def test_reach_of_dilated_convolutions(page, depth, reach):
+    stack = page["convolutions"](depth, dilated=True)
+    seen = (page["gradient"](stack, 41, at=20) > 0).nonzero().flatten()
+    assert (seen.min(), seen.max()) == (20 - reach, 20 + reach)
+
+
+def test_crossing_of_known_curves(page):
+    sizes = [32, 64, 128, 256]
+    assert page["crossing"](sizes, [n / 100 for n in sizes]) == pytest.approx(100)
+    assert page["crossing"](sizes, [0.1, 0.2, 0.3, 0.4]) is None
+
+
+def test_encoder_layer_of_the_model_has_the_counted_parts():
+    """2 n² d + 4 n d² + 2 n d d_ff, counted in the layer that chapter 05 builds."""
+    n, d, d_ff = 24, 16, 40
+    config = TransformerConfig(9, d_model=d, num_heads=2, num_layers=1, d_ff=d_ff)
+    layer = Transformer(config).encoder.layers[0]
+    rest = counted(layer, torch.randn(1, n, d)) - (4 * n * d * d + 2 * n * d * d_ff)
+    assert rest in (0, 2 * n * n * d)  # torch does not count its fused CPU kernel
+    x = torch.randn(1, n, d)
+    explicit = counted(lambda x: layer.self_attention(x, x, x, need_weights=True), x)
+    assert explicit == 4 * n * d * d + 2 * n * n * d
+
+
+# --- the exercises name the mistakes ---
+
+
+@pytest.mark.parametrize(
+    "wrong, phrase",
+    [
+        (lambda n, d: 2 * n * n * d, "four projections are missing"),
+        (lambda n, d: 4 * n * d * d, "two products with the sequence are missing"),
+        (lambda n, d: 3 * n * d * d + 2 * n * n * d, "W_O is the last"),
+        (lambda n, d: 4 * n * d * d + n * n * d, "two products with n²"),
+        (lambda n, d: 8 * n * d * d + 4 * n * n * d, "floating-point operations"),
+        (lambda n, d: 2 * n * d * d + 4 * n * n * d, "exchanged"),
+        (lambda n, d: n * n * d, "formula of Table 1"),
+        (lambda n, d: n, "torch counts"),
+    ],
+)
+def test_check_attention_layer(wrong, phrase):
+    verdict = exercises.check_attention_layer(wrong)
+    assert not verdict.passed
+    assert phrase in verdict.message
+
+
+def logs(values):
+    return [math.log(value) for value in values]
+
+
+def ends(sizes, times):
+    return math.log(times[-1] / times[0]) / math.log(sizes[-1] / sizes[0])
+
+
+def height(sizes, times):
+    s, t = logs(sizes), logs(times)
+    return sum(t) / len(t) - exercises.slope(s, t) * sum(s) / len(s)
+
+
+@pytest.mark.parametrize(
+    "wrong, phrase",
+    [
+        (exercises.slope, "logarithms of both"),
+        (lambda s, t: exercises.slope(logs(s), t), "times need logarithms"),
+        (lambda s, t: exercises.slope(s, logs(t)), "sizes need logarithms"),
+        (lambda s, t: exercises.slope(logs(t), logs(s)), "axes are exchanged"),
+        (
+            lambda s, t: exercises.slope(range(len(s)), [math.log2(x) for x in t]),
+            "right for doublings only",
+        ),
+        (height, "height of the line"),
+        (ends, "first and the last point"),
+        (lambda s, t: 2.0, "the best fit is"),
+    ],
+)
+def test_check_exponent(wrong, phrase):
+    verdict = exercises.check_exponent(wrong)
+    assert not verdict.passed
+    assert phrase in verdict.message
+
+
+@pytest.mark.parametrize(
+    "wrong, phrase",
+    [
+        (lambda n, k: math.ceil((n - 1) / (k - 1)), "not k - 1"),
+        (lambda n, k: math.ceil(n / k), "not by k"),
+        (lambda n, k: (n - 1) // ((k - 1) // 2), "Round up"),
+        (lambda n, k: math.ceil(n / ((k - 1) // 2)), "n - 1 places"),
+        (lambda n, k: math.ceil(math.log(n, k)), "Logarithms are for dilated"),
+        (lambda n, k: math.ceil(math.log(2 * n - 1, k)), "dilated convolutions"),
+        (lambda n, k: 1, "it takes"),
+    ],
+)
+def test_check_conv_layers(wrong, phrase):
+    verdict = exercises.check_conv_layers(wrong)
+    assert not verdict.passed
+    assert phrase in verdict.message
+
+
+@pytest.mark.parametrize(
+    "wrong, phrase",
+    [
+        (lambda d, f: d, "bare attention"),
+        (lambda d, f: 2 * d, "feed-forward network is missing"),
+        (lambda d, f: f, "projections are missing"),
+        (lambda d, f: 4 * d + 2 * f, "two products with n²"),
+        (lambda d, f: 2 * d + f / 2, "two matrices, you took one"),
+        (lambda d, f: 1.5 * d + f, "you took three"),
+        (lambda d, f: 7, "it is 220"),
+    ],
+)
+def test_check_takes_over(wrong, phrase):
+    verdict = exercises.check_takes_over(wrong)
+    assert not verdict.passed
+    assert phrase in verdict.message
