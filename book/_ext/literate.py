@@ -79,9 +79,13 @@ def number_of(docname: str) -> str:
 
 def number_title(app, doctree):
     """In the side bar and in links a chapter's title begins with its number."""
-    title = app.env.titles.get(app.env.docname)
-    if is_chapter(app.env.docname) and title is not None:
-        title.insert(0, nodes.Text(number_of(app.env.docname) + "\u2002"))
+    docname = app.env.docname
+    if not is_chapter(docname) or docname not in app.env.titles:
+        return
+    number = number_of(docname) + "\u2002"
+    app.env.titles[docname].insert(0, nodes.Text(number))
+    for entry in list(app.env.tocs[docname].findall(nodes.reference))[:1]:
+        entry.insert(0, nodes.Text(number))
 
 
 def add_run_time(app, doctree):
