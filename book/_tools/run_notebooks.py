@@ -244,7 +244,26 @@ def execute(path: Path, timeout: int):
         client.execute()
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as caught:
         error = caught
+    join_streams(notebook)
     return notebook, time.perf_counter() - start, error
+
+
+def join_streams(notebook) -> None:
+    """Join the pieces in which a cell's print-outs came, where nothing lies between."""
+    for cell in notebook.cells:
+        joined = []
+        for output in cell.get("outputs", []):
+            last = joined[-1] if joined else {}
+            kind = output.output_type, output.get("name")
+            if kind[0] == "stream" and kind == (
+                last.get("output_type"),
+                last.get("name"),
+            ):
+                last["text"] += output.text
+            else:
+                joined.append(output)
+        if "outputs" in cell:
+            cell["outputs"] = joined
 
 
 def describe_failure(name: str, notebook, error: Exception) -> str:
