@@ -390,7 +390,7 @@ def wheres(pairs, budget, seed, strict=True, first=0):
     [
         (lambda done, p, n, s: (0, done), "never leave the first epoch"),
         (lambda done, p, n, s: wheres(p, n, s, first=1)(done), "counted from 0"),
-        (lambda done, p, n, s: wheres(p, n, s, strict=False)(done), "After exactly one"),
+        (lambda done, p, n, s: wheres(p, n, s, strict=False)(done), "After exactly"),
         (lambda done, p, n, s: done, "two numbers"),
     ],
 )
