@@ -14,8 +14,16 @@ HTML = ROOT / "_build" / "html"
 def documents():
     """Every page that _toc.yml names, as in `notebooks/01_hello`."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
-    chapters = [c["file"] for part in toc["parts"] for c in part["chapters"]]
-    return [toc["root"], *chapters]
+    found = [toc["root"]]
+
+    def walk(entries):
+        for entry in entries:
+            found.append(entry["file"])
+            walk(entry.get("sections", []))
+
+    for part in toc["parts"]:
+        walk(part["chapters"])
+    return found
 
 
 def need_the_book():
