@@ -69,7 +69,7 @@ def dot(a: list[float], b: list[float]) -> float:
         ValueError: if the lists differ in length.
     """
     if len(a) != len(b):
-        raise ValueError(f"cannot pair {len(a)} numbers with {len(b)}: lengths differ")
+        raise ValueError(f"cannot pair {len(a)} numbers with {len(b)}")
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 # %% ../notebooks/01_hello.ipynb #41f1601c
@@ -90,8 +90,8 @@ def matmul(A: Matrix, B: Matrix) -> Matrix:
     (n, m), (rows, p) = shape(A, "A"), shape(B, "B")
     if m != rows:
         raise ValueError(
-            f"cannot multiply A ({n}, {m}) by B ({rows}, {p}): A has {m} columns, "
-            f"so B must have {m} rows, not {rows}"
+            f"cannot multiply A ({n}, {m}) by B ({rows}, {p}): "
+            f"A has {m} columns, so B must have {m} rows, not {rows}"
         )
     columns = transpose(B)
     return [[dot(row, column) for column in columns] for row in A]
