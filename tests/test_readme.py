@@ -1,0 +1,42 @@
+"""The README's example runs, and what it points to is there."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_python_example_runs_and_gives_logits():
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 6
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert tuple(names["logits"].shape) == (2, 5, 37000)
+
+
+def test_linked_files_exist():
+    links = re.findall(r"\]\((?!https?:|#)([^)]+)\)", README)
+    assert links
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert not missing, f"README.md links to {missing}"
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in re.findall(r"(?m)(?:`|^)make ([a-z]+)", README):
+        assert re.search(rf"(?m)^{target}:", makefile), f"no target {target}"
+
+
+def test_api_pages_cover_every_module():
+    modules = {p.stem for p in (ROOT / "transformer_lib").glob("[a-z]*.py")}
+    pages = {p.stem for p in (ROOT / "book" / "api").glob("*.md")}
+    toc = (ROOT / "_toc.yml").read_text("utf-8")
+    assert modules == pages, "book/api/ needs one page per module of the library"
+    assert all(f"book/api/{page}\n" in toc for page in pages)
+
+
+def test_bibliography_has_each_key_once():
+    bib = (ROOT / "book" / "references.bib").read_text("utf-8")
+    keys = re.findall(r"(?m)^@\w+\{([^,]+),", bib)
+    assert len(keys) == len(set(keys)) > 30
