@@ -1,5 +1,6 @@
 """The README's example runs, and what it points to is there."""
 
+import json
 import re
 from pathlib import Path
 
@@ -40,3 +41,23 @@ def test_bibliography_has_each_key_once():
     bib = (ROOT / "book" / "references.bib").read_text("utf-8")
     keys = re.findall(r"(?m)^@\w+\{([^,]+),", bib)
     assert len(keys) == len(set(keys)) > 30
+
+
+def test_every_citation_is_in_the_bibliography():
+    bib = (ROOT / "book" / "references.bib").read_text("utf-8")
+    entries = re.findall(r"(?ms)^@\w+\{.*?^\}", bib)
+    known = set()
+    for entry in entries:
+        first = re.search(r"author\s*=\s*\{+\s*([^,{}]+)", entry).group(1).split(" ")[0]
+        known.add((first, re.search(r"year\s*=\s*\{(\d+)", entry).group(1)))
+    missing = []
+    for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+        for label in re.findall(
+            r"\[([^\]]*)\]\(\.\./book/references\.md\)", "\n".join(texts)
+        ):
+            cited = re.match(r"([^\W\d]+).*?\b((?:19|20)\d\d)\b", label, flags=re.DOTALL)
+            if cited and cited.groups() not in known:
+                missing.append(f"{path.name}: {label}")
+    assert not missing, f"not in book/references.bib: {missing}"
