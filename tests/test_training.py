@@ -152,7 +152,7 @@ def test_nothing_half_written(tmp_path):
     train(tiny(), tmp_path, show=False)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
-        "recipe.json", "data.json", "tokenizer.model",
+        "recipe.json", "about.json", "tokenizer.model",
         "best.safetensors", "last.safetensors",
     }  # fmt: skip
 

@@ -7,8 +7,8 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/11_t
 # %% auto #0
 __all__ = ['update', 'Recipe', 'find_recipe', 'write_json', 'save_tensors', 'load_tensors', 'load_weights', 'Progress',
            'save_checkpoint', 'load_checkpoint', 'prepare_data', 'batch_stream', 'validation_loss', 'run_loop',
-           'validate_and_save', 'Run', 'load_run', 'progress_data', 'claim_folder', 'train', 'runs_folder',
-           'read_evidence', 'environment_record', 'cpu_name', 'code_commit']
+           'validate_and_save', 'environment_record', 'cpu_name', 'code_commit', 'Run', 'load_run', 'claim_folder',
+           'train', 'runs_folder', 'read_evidence']
 
 # %% ../notebooks/11_training.ipynb #9f2aa0ce
 import json
@@ -368,149 +368,6 @@ def validate_and_save(
             f"perplexity {math.exp(valid_loss):7.2f}  {at.seconds:5.0f} s"
         )
 
-# %% ../notebooks/11_training.ipynb #0abc15eb
-@dataclass
-class Run:
-    """What training leaves.
-
-    Args:
-        recipe: What was asked for.
-        model: The weights with the best validation loss, in evaluation mode.
-        tokenizer: Its tokenizer.
-        progress: Where the run stands, with its history.
-        data: A record of the text; empty if the run was loaded from its folder.
-    """
-
-    recipe: Recipe
-    model: Transformer
-    tokenizer: Tokenizer
-    progress: Progress
-    data: dict
-
-    @property
-    def history(self) -> list[dict]:
-        """One record for each validation: step, tokens, seconds, losses in nats."""
-        return self.progress.history
-
-
-def load_run(run_dir: str | Path, device: str = "cpu") -> Run:
-    """Load the best weights of a run from its folder, without its text.
-
-    Args:
-        run_dir: Folder that train wrote.
-        device: Where the model goes.
-
-    Raises:
-        ValueError: If the folder holds no run that was validated at least once.
-    """
-    run_dir = Path(run_dir)
-    if not (run_dir / "best.safetensors").exists():
-        raise ValueError(f"{run_dir} holds no trained model; run train first.")
-    recipe = Recipe(**json.loads((run_dir / "recipe.json").read_text("utf-8")))
-    tokenizer = Tokenizer.load(run_dir / "tokenizer.model")
-    model = Transformer(TransformerConfig(tokenizer.vocab_size, **recipe.model))
-    load_weights(model, load_tensors(run_dir / "best.safetensors")[0])
-    _, record = load_tensors(run_dir / "last.safetensors")
-    progress = Progress(**record)
-    data = progress_data(run_dir)
-    return Run(recipe, model.to(device).eval(), tokenizer, progress, data)
-
-# %% ../notebooks/11_training.ipynb #84017ac3
-def progress_data(run_dir: Path) -> dict:
-    """The record of the text that train left in the folder."""
-    path = run_dir / "data.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
-def claim_folder(recipe: Recipe, run_dir: Path) -> None:
-    """Write the recipe into the folder, or see that it is the one that is there.
-
-    Raises:
-        ValueError: If the folder holds a run of another recipe.
-    """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path, wanted = run_dir / "recipe.json", asdict(recipe)
-    there = json.loads(path.read_text("utf-8")) if path.exists() else wanted
-    if odd := sorted(k for k in there if there[k] != wanted.get(k)):
-        raise ValueError(
-            f"{run_dir} holds a run of another recipe (it differs in {odd}); choose "
-            "another folder, or delete that one."
-        )
-    write_json(path, wanted)
-
-# %% ../notebooks/11_training.ipynb #b70fec59
-def train(
-    recipe: Recipe,
-    run_dir: str | Path,
-    device: str | None = None,
-    max_seconds: float = math.inf,
-    show: bool = True,
-) -> Run:
-    """Train a translator; go on where an interrupted run stopped.
-
-    The folder keeps the recipe, the tokenizer, the best weights and the last state.
-    A finished run is loaded, not repeated.
-
-    Args:
-        recipe: What to train.
-        run_dir: Folder of the run.
-        device: "cpu" or "cuda"; the faster one that is there if None.
-        max_seconds: Stop after this time; what came after the last validation is
-            done again when the run goes on.
-        show: Whether to show a progress bar and a line for each validation.
-
-    Returns:
-        The run, with the best weights so far.
-
-    Raises:
-        ValueError: If the folder holds a run of another recipe, or the time was too
-            short for one validation.
-        FloatingPointError: If the loss is not a finite number.
-    """
-    run_dir = Path(run_dir)
-    claim_folder(recipe, run_dir)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer, train_pairs, valid_pairs, data = prepare_data(recipe, run_dir)
-    write_json(run_dir / "data.json", data)
-    torch.manual_seed(recipe.seed)
-    config = TransformerConfig(tokenizer.vocab_size, **recipe.model)
-    model, at = Transformer(config).to(device), Progress()
-    optimizer = build_optimizer(model)
-    if (run_dir / "last.safetensors").exists():
-        at = load_checkpoint(run_dir / "last.safetensors", model, optimizer)
-    run_loop(recipe, run_dir, model, optimizer, at, train_pairs, valid_pairs,
-             max_seconds, show)  # fmt: skip
-    return load_run(run_dir, device)
-
-# %% ../notebooks/11_training.ipynb #16a0488e
-def runs_folder() -> Path:
-    """Where runs are kept: TRANSFORMER_LIB_RUNS, or the folder runs."""
-    return Path(os.environ.get("TRANSFORMER_LIB_RUNS", "runs"))
-
-# %% ../notebooks/11_training.ipynb #cd70e191
-def read_evidence(name: str) -> dict:
-    """Read the record of a run that the project keeps.
-
-    Args:
-        name: Name of the record, such as "tatoeba-en-de".
-
-    Returns:
-        Recipe, data, hardware, versions, commit, history, scores, samples.
-
-    Raises:
-        ValueError: If this installation has no such record.
-    """
-    module = globals().get("__file__")
-    roots = [Path(module).parents[1]] if module else [Path.cwd(), *Path.cwd().parents]
-    for root in roots:
-        path = root / "evidence" / f"{name}.json"
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
-    raise ValueError(
-        f"no record {name!r}: the records are in the folder evidence of the project's "
-        "repository, and this installation has no such file."
-    )
-
 # %% ../notebooks/11_training.ipynb #f386f7f3
 def environment_record(device: str = "cpu") -> dict:
     """Hardware, versions, commit and date, for the record of a run.
@@ -549,3 +406,143 @@ def code_commit() -> str:
     except OSError:
         return "unknown"
     return git.stdout.strip() or "unknown"
+
+# %% ../notebooks/11_training.ipynb #37f401c7
+@dataclass
+class Run:
+    """What training leaves.
+
+    Args:
+        recipe: What was asked for.
+        model: The weights with the best validation loss, in evaluation mode.
+        tokenizer: Its tokenizer.
+        progress: Where the run stands, with its history.
+        data: A record of the text.
+        environment: Hardware, versions, commit and date of the run's start.
+    """
+
+    recipe: Recipe
+    model: Transformer
+    tokenizer: Tokenizer
+    progress: Progress
+    data: dict
+    environment: dict
+
+    @property
+    def history(self) -> list[dict]:
+        """One record for each validation: step, tokens, seconds, losses in nats."""
+        return self.progress.history
+
+
+def load_run(run_dir: str | Path, device: str = "cpu") -> Run:
+    """Load the best weights of a run from its folder, without its text.
+
+    Args:
+        run_dir: Folder that train wrote.
+        device: Where the model goes.
+
+    Raises:
+        ValueError: If the folder holds no run that was validated at least once.
+    """
+    run_dir = Path(run_dir)
+    if not (run_dir / "best.safetensors").exists():
+        raise ValueError(f"{run_dir} holds no trained model; run train first.")
+    recipe = Recipe(**json.loads((run_dir / "recipe.json").read_text("utf-8")))
+    tokenizer = Tokenizer.load(run_dir / "tokenizer.model")
+    model = Transformer(TransformerConfig(tokenizer.vocab_size, **recipe.model))
+    load_weights(model, load_tensors(run_dir / "best.safetensors")[0])
+    progress = Progress(**load_tensors(run_dir / "last.safetensors")[1])
+    about = json.loads((run_dir / "about.json").read_text("utf-8"))
+    return Run(recipe, model.to(device).eval(), tokenizer, progress, **about)
+
+# %% ../notebooks/11_training.ipynb #c4addcc7
+def claim_folder(recipe: Recipe, run_dir: Path) -> None:
+    """Write the recipe into the folder, or see that it is the one that is there.
+
+    Raises:
+        ValueError: If the folder holds a run of another recipe.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path, wanted = run_dir / "recipe.json", asdict(recipe)
+    there = json.loads(path.read_text("utf-8")) if path.exists() else wanted
+    if odd := sorted(k for k in there if there[k] != wanted.get(k)):
+        raise ValueError(
+            f"{run_dir} holds a run of another recipe (it differs in {odd}); choose "
+            "another folder, or delete that one."
+        )
+    write_json(path, wanted)
+
+# %% ../notebooks/11_training.ipynb #e327aa83
+def train(
+    recipe: Recipe,
+    run_dir: str | Path,
+    device: str | None = None,
+    max_seconds: float = math.inf,
+    show: bool = True,
+) -> Run:
+    """Train a translator; go on where an interrupted run stopped.
+
+    The folder keeps the recipe, the tokenizer, the best weights and the last state.
+    A finished run is loaded, not repeated.
+
+    Args:
+        recipe: What to train.
+        run_dir: Folder of the run.
+        device: "cpu" or "cuda"; the faster one that is there if None.
+        max_seconds: Stop after this time; what came after the last validation is
+            done again when the run goes on.
+        show: Whether to show a progress bar and a line for each validation.
+
+    Returns:
+        The run, with the best weights so far.
+
+    Raises:
+        ValueError: If the folder holds a run of another recipe, or the time was too
+            short for one validation.
+        FloatingPointError: If the loss is not a finite number.
+    """
+    run_dir = Path(run_dir)
+    claim_folder(recipe, run_dir)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer, train_pairs, valid_pairs, data = prepare_data(recipe, run_dir)
+    torch.manual_seed(recipe.seed)
+    config = TransformerConfig(tokenizer.vocab_size, **recipe.model)
+    model, at = Transformer(config).to(device), Progress()
+    optimizer = build_optimizer(model)
+    if (run_dir / "last.safetensors").exists():
+        at = load_checkpoint(run_dir / "last.safetensors", model, optimizer)
+    else:
+        about = {"data": data, "environment": environment_record(device)}
+        write_json(run_dir / "about.json", about)
+    run_loop(recipe, run_dir, model, optimizer, at, train_pairs, valid_pairs,
+             max_seconds, show)  # fmt: skip
+    return load_run(run_dir, device)
+
+# %% ../notebooks/11_training.ipynb #16a0488e
+def runs_folder() -> Path:
+    """Where runs are kept: TRANSFORMER_LIB_RUNS, or the folder runs."""
+    return Path(os.environ.get("TRANSFORMER_LIB_RUNS", "runs"))
+
+# %% ../notebooks/11_training.ipynb #cd70e191
+def read_evidence(name: str) -> dict:
+    """Read the record of a run that the project keeps.
+
+    Args:
+        name: Name of the record, such as "tatoeba-en-de".
+
+    Returns:
+        Recipe, data, hardware, versions, commit, history, scores, samples.
+
+    Raises:
+        ValueError: If this installation has no such record.
+    """
+    module = globals().get("__file__")
+    roots = [Path(module).parents[1]] if module else [Path.cwd(), *Path.cwd().parents]
+    for root in roots:
+        path = root / "evidence" / f"{name}.json"
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8"))
+    raise ValueError(
+        f"no record {name!r}: the records are in the folder evidence of the project's "
+        "repository, and this installation has no such file."
+    )
