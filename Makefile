@@ -7,6 +7,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 LOCK   ?= requirements.lock
 PORT   ?= 8000
+RECIPE ?= tatoeba-en-de
 JOBS   ?= 2
 
 # How much the chapters compute: small (a CPU, minutes) or full (a GPU).
@@ -32,7 +33,7 @@ LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml')
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: book test serve export edit lint colab lock clean distclean help \
+.PHONY: book test serve export edit evidence lint colab lock clean distclean help \
         env library notebooks check-sync FORCE
 
 # $(call step,name,command): one line with the time it took; its words where it fails.
@@ -62,6 +63,9 @@ export: env  ## write the library transformer_lib from the notebooks
 
 edit: env  ## CHAPTER=02_attention: the notebook as text to edit, and back when it was edited
 	@$(BIN)/python book/_tools/edit.py "$(CHAPTER)"
+
+evidence: env library  ## RECIPE=tatoeba-en-de: train it in full (hours), score it, keep the record
+	@$(BIN)/python book/_tools/evidence.py "$(RECIPE)"
 
 lint: env  ## check the style of all code
 	$(call step,style,$(BIN)/ruff check .)
@@ -121,7 +125,18 @@ $(STAMPS)/files: FORCE
 	@mkdir -p $(STAMPS); printf '%s\n' $(sort $(NOTEBOOKS) $(PAGES) $(LIBRARY)) > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-$(STAMPS)/html: $(ENV) $(STAMPS)/files _config.yml _toc.yml $(NOTEBOOKS) $(PAGES) \
+# Formulas are typeset by a script of the book's own, from npm; where there is no npm,
+# or it finds nothing, the pages take the script from its usual public address.
+$(STAMPS)/web: book/_web/package.json book/_web/package-lock.json
+	@mkdir -p $(STAMPS) _build/web; cp $^ _build/web
+	@if command -v npm > /dev/null && npm ci --prefix _build/web --ignore-scripts \
+	  --no-audit --no-fund > _build/web/npm.log 2>&1; \
+	then mkdir -p _build/web/static/mathjax && \
+	  cp _build/web/node_modules/mathjax/es5/tex-svg.js _build/web/static/mathjax; \
+	else echo "no MathJax from npm: formulas will need the network"; fi
+	@touch $@
+
+$(STAMPS)/html: $(ENV) $(STAMPS)/web $(STAMPS)/files _config.yml _toc.yml $(NOTEBOOKS) $(PAGES) \
                 $(LIBRARY) $(wildcard _build/timings.json)
 	$(call step,pages,NO_COLOR=1 $(BIN)/jupyter-book build -W -n --keep-going .)
 	@touch $@

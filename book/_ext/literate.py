@@ -267,7 +267,16 @@ def forget(app, env, docname):
         getattr(env, table, {}).pop(docname, None)
 
 
+def serve_mathjax(app, config):
+    """Serve MathJax with the pages where `make` has fetched it."""
+    folder = Path(app.srcdir) / "_build" / "web" / "static"
+    if (folder / "mathjax" / "tex-svg.js").exists():
+        config.html_static_path.append(str(folder))
+        config.mathjax_path = "mathjax/tex-svg.js"
+
+
 def setup(app):
+    app.connect("config-inited", serve_mathjax)
     app.add_directive("chapter-times", ChapterTimes)
     app.connect("doctree-read", hide_directives)
     app.connect("doctree-read", add_run_time)
