@@ -198,6 +198,17 @@ def test_read_evidence_says_what_is_missing():
         training.read_evidence("nothing-of-that-name")
 
 
+def test_recorded_outputs_are_matched_by_hash():
+    pairs = FEW["valid"]
+    outputs = {training.pair_key(pair): str(i) for i, pair in enumerate(pairs)}
+    record = {"recipe": {"corpus": "x"}, "outputs": {"gone": "?"} | outputs}
+    with pytest.MonkeyPatch.context() as patch:
+        found = Corpus("x", "test", pairs[::-1], licence="ours", origin="a test")
+        patch.setattr(training, "load_corpus", lambda name, split: found)
+        got = training.recorded_outputs(record)
+    assert got == [(*pair, str(i)) for i, pair in enumerate(pairs)]
+
+
 def test_environment_record_is_complete():
     record = training.environment_record()
     assert record["versions"]["torch"] == torch.__version__

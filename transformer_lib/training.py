@@ -8,9 +8,10 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/11_t
 __all__ = ['update', 'Recipe', 'find_recipe', 'write_json', 'save_tensors', 'load_tensors', 'load_weights', 'Progress',
            'save_checkpoint', 'load_checkpoint', 'prepare_data', 'batch_stream', 'validation_loss', 'run_loop',
            'validate_and_save', 'environment_record', 'cpu_name', 'code_commit', 'Run', 'load_run', 'claim_folder',
-           'train', 'runs_folder', 'read_evidence']
+           'train', 'runs_folder', 'read_evidence', 'pair_key', 'recorded_outputs']
 
 # %% ../notebooks/11_training.ipynb #9f2aa0ce
+import hashlib
 import json
 import math
 import os
@@ -531,7 +532,7 @@ def read_evidence(name: str) -> dict:
         name: Name of the record, such as "tatoeba-en-de".
 
     Returns:
-        Recipe, data, hardware, versions, commit, history, scores, samples.
+        Recipe, data, environment, history, scores, outputs.
 
     Raises:
         ValueError: If this installation has no such record.
@@ -546,3 +547,26 @@ def read_evidence(name: str) -> dict:
         f"no record {name!r}: the records are in the folder evidence of the project's "
         "repository, and this installation has no such file."
     )
+
+# %% ../notebooks/11_training.ipynb #c0f7fb22
+def pair_key(pair: tuple[str, str]) -> str:
+    """A short hash by which a record names a sentence pair."""
+    return hashlib.sha256("\t".join(pair).encode()).hexdigest()[:16]
+
+
+def recorded_outputs(record: dict) -> list[tuple[str, str, str]]:
+    """What the model of a record made of its test set.
+
+    Args:
+        record: What read_evidence gave.
+
+    Returns:
+        (source, reference, translation) for each recorded translation whose sentence
+        is in the test set as it is found now.
+
+    Raises:
+        CorpusUnavailable: If the test set cannot be had.
+    """
+    pairs = load_corpus(record["recipe"]["corpus"], "test").pairs
+    text = {pair_key(pair): pair for pair in pairs}
+    return [(*text[k], out) for k, out in record["outputs"].items() if k in text]
