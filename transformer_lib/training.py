@@ -363,7 +363,8 @@ def validate_and_save(
         save_tensors(run_dir / "best.safetensors", weights, record)
     save_checkpoint(run_dir / "last.safetensors", model, optimizer, at)
     if not bar.disable:
-        bar.write(
+        bar.clear()
+        print(
             f"step {at.step:6,}  epoch {at.epoch:2}  lr {rate:.2e}  "
             f"train {train_loss:.3f}  valid {valid_loss:.3f}  "
             f"perplexity {math.exp(valid_loss):7.2f}  {at.seconds:5.0f} s"
