@@ -640,8 +640,9 @@ def describe_copy(source: Source, content: bytes) -> str:
 def where_to_put(source: Source, error: Exception) -> str:
     """What to do when a file is nowhere to be had."""
     mirror = os.environ.get("TRANSFORMER_LIB_MIRROR") or "not set"
+    cache = str(cache_folder()).replace(str(Path.home()), "~", 1)
     return (
-        f"{source.filename} is not in the cache ({cache_folder()}), not in the folder "
+        f"{source.filename} is not in the cache ({cache}), not in the folder "
         f"that TRANSFORMER_LIB_MIRROR names ({mirror}), and {source.url} cannot be "
         f"reached ({error}). Connect to the network, or put the file into one of the "
         "two folders."
