@@ -19,3 +19,18 @@ def test_library_is_what_the_notebooks_export(tmp_path):
         + ", ".join(f"{name}: {what}" for name, what in sorted(changes.items()))
     )
     assert {"hello.py", "attention.py", "exercises/check.py"} <= set(wanted)
+
+
+def test_a_chapter_depends_on_what_its_modules_import(monkeypatch):
+    """Else a chapter would keep old outputs when a module below it has changed."""
+    monkeypatch.syspath_prepend(ROOT / "book" / "_tools")
+    import run_notebooks
+
+    def modules(source):
+        found = run_notebooks.library_closure(source)
+        return {path.relative_to(ROOT / "transformer_lib").as_posix() for path in found}
+
+    decoder = modules("from transformer_lib.decoder import Decoder")
+    assert decoder == {"decoder.py", "encoder.py", "multihead.py", "attention.py"}
+    checks = modules("from transformer_lib.exercises.objective import check_schedule")
+    assert {"exercises/check.py", "objective.py"} <= checks

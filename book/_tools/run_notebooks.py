@@ -66,8 +66,12 @@ def code_cells(notebook) -> str:
     return "\n\n".join(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", c) for c in cells)
 
 
-def imported_modules(source: str) -> set[str]:
-    """Names below transformer_lib that some source imports, dotted, without it."""
+def imported_modules(source: str, package: str = "") -> set[str]:
+    """Names below transformer_lib that some source imports, dotted, without it.
+
+    In the library nbdev writes relative imports: package says from where, such as
+    "transformer_lib" or "transformer_lib.exercises".
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:  # the run will say so, with its place
@@ -76,9 +80,10 @@ def imported_modules(source: str) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-            names.add(node.module)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: 1 - node.level or None] if node.level else []
+            module = ".".join([*parts, *filter(None, [node.module])])
+            names |= {f"{module}.{alias.name}" for alias in node.names} | {module}
     prefix = "transformer_lib."
     return {n.removeprefix(prefix) for n in names if n.startswith(prefix)}
 
@@ -109,7 +114,8 @@ def library_closure(source: str) -> dict[Path, str]:
         path = module_file(todo.pop())
         if path is not None and path not in found:
             found[path] = path.read_text("utf-8")
-            todo |= imported_modules(found[path])
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            todo |= imported_modules(found[path], package)
     return found
 
 
