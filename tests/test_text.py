@@ -8,8 +8,12 @@ import os
 import random
 import re
 import socket
+import tarfile
+import threading
+import tracemalloc
 import urllib.error
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import sentencepiece as spm
@@ -29,6 +33,7 @@ from transformer_lib.text import (
     PAD,
     SOURCES,
     UNK,
+    CleaningReport,
     Corpus,
     CorpusUnavailable,
     Tokenizer,
@@ -37,12 +42,15 @@ from transformer_lib.text import (
     grammar_split,
     held_out,
     load_corpus,
+    stream_corpus,
+    stream_pairs,
     train_bpe,
     unpack,
     write_aside,
 )
 
 EASY = settings(max_examples=25, deadline=None)
+MIRROR = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
 
 
 # --- the grammar ---------------------------------------------------------------------
@@ -241,8 +249,8 @@ def test_a_bad_download_is_named_and_leaves_nothing(
     serve(monkeypatch, content, size)
     with pytest.raises(CorpusUnavailable, match=said):
         load_corpus("tatoeba-en-de")
-    if said != "no sentence pairs":
-        assert leftovers(tmp_path) == []
+    kept = ["deu-eng.zip.part"] if "broke off" in said else []
+    assert leftovers(tmp_path) == kept
 
 
 @pytest.mark.parametrize("place", ["cache", "mirror"])
@@ -291,7 +299,7 @@ def test_network_that_breaks_off_in_the_middle(tmp_path, monkeypatch):
     )
     with pytest.raises(CorpusUnavailable, match="reset by peer"):
         load_corpus("tatoeba-en-de")
-    assert leftovers(tmp_path) == []
+    assert leftovers(tmp_path) == ["deu-eng.zip.part"]
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root writes anywhere")
@@ -389,6 +397,587 @@ def test_unpack_of_anything_is_text_or_a_sentence(content):
             assert str(error).startswith("file ")
 
 
+# --- a real server that misbehaves ---------------------------------------------------
+
+REAL_URLOPEN = text.urllib.request.urlopen
+BIG = archive("".join(f"A{random.Random(i).random()}.\tB{i}.\n" for i in range(9000)))
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `content` on 127.0.0.1; how it misbehaves, its settings say."""
+
+    daemon_threads = True
+
+    def __init__(self, content):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content, self.etag = content, '"v1"'
+        self.cut = []  # after how many bytes the next answers break off
+        self.ranges = True  # whether it knows Range
+        self.shift = 0  # how wrong the range is that it sends
+        self.length = True  # whether it says Content-Length
+        self.asked = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/deu-eng.zip"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        server, body, start = self.server, self.server.content, 0
+        wanted = self.headers.get("Range")
+        server.asked.append(wanted)
+        same = self.headers.get("If-Range") in (None, server.etag)
+        if wanted and server.ranges and same:
+            start = int(wanted[6:-1]) + server.shift
+            if start >= len(body):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            size = f"{start}-{len(body) - 1}/{len(body)}"
+            self.send_header("Content-Range", f"bytes {size}")
+        else:
+            self.send_response(200)
+        if server.etag:
+            self.send_header("ETag", server.etag)
+        if server.length:
+            self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        end = start + server.cut.pop(0) if server.cut else len(body)
+        self.wfile.write(body[start:end])
+
+
+@pytest.fixture
+def server(monkeypatch):
+    server = Server(BIG)
+    source = text.Source("deu-eng.zip", server.url, "CC-BY")
+    monkeypatch.setitem(SOURCES, "tatoeba-en-de", source)
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(text.urllib.request, "urlopen", REAL_URLOPEN)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_broken_download_goes_on_where_it_broke_off(server, tmp_path, capsys):
+    server.cut = [70_000, 30_000]
+    assert len(everything()) == 9000
+    assert server.asked == [None, "bytes=70000-", "bytes=100000-"]
+    assert leftovers(tmp_path) == ["deu-eng.zip"]
+    assert (tmp_path / "cache" / "deu-eng.zip").read_bytes() == BIG
+    assert "deu-eng.zip" in capsys.readouterr().err  # the progress bar
+
+
+def test_the_next_call_goes_on_too(server, tmp_path):
+    server.cut = [70_000, 0]
+    with pytest.raises(CorpusUnavailable, match="after 70,000 of .* Try again"):
+        load_corpus("tatoeba-en-de")
+    assert leftovers(tmp_path) == ["deu-eng.zip.part"]
+    assert len(everything()) == 9000
+    assert server.asked[-1] == "bytes=70000-"
+    assert leftovers(tmp_path) == ["deu-eng.zip"]
+
+
+@pytest.mark.parametrize("how", ["no ranges", "new edition", "wrong range", "416"])
+def test_where_the_rest_is_not_to_be_had_all_is_fetched(how, server, tmp_path):
+    server.cut = [70_000, 0]
+    with pytest.raises(CorpusUnavailable):
+        load_corpus("tatoeba-en-de")
+    if how == "no ranges":
+        server.ranges = False
+    elif how == "new edition":
+        server.etag, server.content = '"v2"', archive(LONG)
+    elif how == "wrong range":
+        server.shift = 5
+    else:
+        server.shift = 10**9
+    rows = 900 if how == "new edition" else 9000
+    assert len(everything()) == rows
+    assert leftovers(tmp_path) == ["deu-eng.zip"]
+
+
+def test_another_edition_without_validator_is_found_out(server, tmp_path):
+    server.etag, server.cut = "", [70_000, 0]
+    with pytest.raises(CorpusUnavailable):
+        load_corpus("tatoeba-en-de")
+    other = bytearray(BIG)
+    other[100] ^= 1  # the first part is of a file that was damaged then
+    path = tmp_path / "cache" / "deu-eng.zip.part"
+    first, rest = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(first + b"\n" + bytes(other[: len(rest)]))
+    assert len(everything()) == 9000
+    assert server.asked[-2:] == ["bytes=70000-", None]
+
+
+def test_without_a_length_the_checksum_tells(server, tmp_path):
+    server.length, server.cut = False, [70_000]
+    with pytest.raises(CorpusUnavailable, match="cut short or damaged"):
+        load_corpus("tatoeba-en-de")
+    assert leftovers(tmp_path) == []
+
+
+def test_a_server_that_gives_little_each_time_is_given_up(server):
+    server.cut = [10] * 50
+    with pytest.raises(CorpusUnavailable, match="after 90 of"):
+        load_corpus("tatoeba-en-de")
+    assert len(server.asked) == 9
+
+
+@pytest.mark.parametrize("junk", [b"", b"\n", b"{}\nabc", b"[1]\nabc", b"\xff\nx"])
+def test_a_part_file_that_is_none(junk, server, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "deu-eng.zip.part").write_bytes(junk)
+    assert len(everything()) == 9000
+    assert leftovers(tmp_path) == ["deu-eng.zip"]
+
+
+# --- newstest ------------------------------------------------------------------------
+
+
+def sgm(lines, tag="srcset", docs=2):
+    out = [f'<{tag} setid="newstest" srclang="any">']
+    size = -(-len(lines) // docs)
+    for d in range(docs):
+        out.append(f'<doc sysid="ref" docid="d{d}" genre="news">\n<p>')
+        for i, line in enumerate(lines[d * size : (d + 1) * size], 1):
+            line = line.replace("&", "&amp;").replace("<", "&lt;")
+            out.append(f'<seg id="{i}">{line}</seg>')
+        out.append("</p>\n</doc>")
+    return "\n".join([*out, f"</{tag}>\n"])
+
+
+def tgz(files):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as file:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content.encode())
+            file.addfile(info, io.BytesIO(content.encode()))
+    return out.getvalue()
+
+
+SIDES = ["AT&T rose.", "1 < 2\u2028yes", "Three."], ["AT&T stieg.", "Ja.", "Drei."]
+
+
+def newstest(year, other, right=SIDES[1]):
+    names = SOURCES[f"newstest{year}-en-{other}"].members
+    return tgz({names[0]: sgm(SIDES[0]), names[1]: sgm(right, "refset"), "x": "x"})
+
+
+def test_newstest_members_are_those_that_sacrebleu_names():
+    sets = pytest.importorskip("sacrebleu").DATASETS
+    for year, name in ((2013, "wmt13"), (2014, "wmt14/full")):
+        for pair in ("en-de", "en-fr"):
+            source = SOURCES[f"newstest{year}-{pair}"]
+            assert list(source.members) == sets[name].langpairs[pair]
+            assert source.url == sets[name].data[0]
+            assert sets[name].md5[0] in source.known
+
+
+@pytest.mark.parametrize("other", ["de", "fr"])
+@pytest.mark.parametrize(("year", "split"), [(2013, "valid"), (2014, "test")])
+def test_newstest_from_an_archive(year, split, other, monkeypatch):
+    content = newstest(year, other)
+    asked = serve(monkeypatch, content)
+    with pytest.raises(CorpusUnavailable, match="not what was published"):
+        load_corpus(f"newstest-en-{other}", split)
+    digest = text.hashlib.md5(content).hexdigest()
+    source = SOURCES[f"newstest{year}-en-{other}"]
+    monkeypatch.setitem(source.known, digest, "as published")
+    corpus = load_corpus(f"newstest-en-{other}", split)
+    assert corpus.pairs == [
+        ("AT&T rose.", "AT&T stieg."), ("1 < 2 yes", "Ja."), ("Three.", "Drei."),
+    ]  # fmt: skip
+    assert "WMT" in corpus.licence and len(asked) == 2
+    assert load_corpus(f"newstest-en-{other}", split).pairs == corpus.pairs
+    assert len(asked) == 2  # kept in the cache
+
+
+def test_newstest_sides_that_do_not_belong_together(monkeypatch):
+    serve(monkeypatch, newstest(2014, "de", right=SIDES[1][:2]))
+    with pytest.raises(CorpusUnavailable, match="do not belong together"):
+        load_corpus("newstest-en-de", "test")
+
+
+@pytest.mark.parametrize("content", [newstest(2014, "de")[:-80], tgz({"a": "b"})])
+def test_newstest_damaged(content, monkeypatch):
+    serve(monkeypatch, content)
+    with pytest.raises(CorpusUnavailable, match="cut short|holds no file like test-f"):
+        load_corpus("newstest-en-de", "test")
+
+
+def test_newstest_has_no_train_split(places):
+    with pytest.raises(ValueError, match="no train split"):
+        load_corpus("newstest-en-fr")
+    assert not places
+
+
+# --- a user's files ------------------------------------------------------------------
+
+
+def write(path, content):
+    content = content if isinstance(content, bytes) else content.encode()
+    suffix = path.suffix
+    if suffix == ".zip":
+        content = archive(content, "corpus.tsv")
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(suffix, bytes)
+    path.write_bytes(pack(content))
+    return path
+
+
+def read(*files, **settings):
+    report = CleaningReport()
+    pairs = list(stream_pairs(*files, report=report, **settings))
+    assert report.kept == len(pairs)
+    assert report.total == report.kept + sum(report.dropped.values())
+    return pairs, report
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".txt", ".tsv.gz", ".tsv.xz", ".zip"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_one_file_of_each_kind(suffix, end, start, tmp_path):
+    content = start + "A b.\tC d." + end + "E\tF" + end
+    path = write(tmp_path / f"mine{suffix}", content)
+    assert read(path)[0] == [("A b.", "C d."), ("E", "F")]
+    assert read(str(path))[0] == [("A b.", "C d."), ("E", "F")]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zip"])
+def test_two_files_of_each_kind(suffix, tmp_path):
+    files = [write(tmp_path / f"m.{x}{suffix}", f"{x} 1\n{x} 2") for x in ("en", "de")]
+    assert read(*files)[0] == [("en 1", "de 1"), ("en 2", "de 2")]
+
+
+ODD = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r", "\0"]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_only_a_newline_ends_a_line(odd, tmp_path):
+    en = write(tmp_path / "a.en", f"one{odd}two\nthree\n")
+    de = write(tmp_path / "a.de", "eins zwei\ndrei\n")
+    assert read(en, de)[0] == [(f"one{odd}two", "eins zwei"), ("three", "drei")]
+    tsv = write(tmp_path / "a.tsv", f"one{odd}two\teins zwei\nthree\tdrei\n")
+    assert read(tsv)[0] == [(f"one{odd}two", "eins zwei"), ("three", "drei")]
+
+
+BAD = {
+    "not UTF-8": (b"caf\xe9 here", b"Kaffee hier"),
+    "one side empty": (b" \t".strip(), b"Leer."),
+    "length ratio": (b"Yes.", b"Ja, " * 30),
+    "too long": (b"word " * 300, b"Wort " * 300),
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("form", ["two", "tabs"])
+def test_bad_lines_are_counted_and_shift_nothing(reason, flip, form, tmp_path):
+    rows = [(b"a%d" % i, b"b%d" % i) for i in range(1, 21)]
+    for line in (3, 7, 20):
+        rows[line - 1] = BAD[reason][::-1] if flip else BAD[reason]
+    if form == "two":
+        files = [
+            write(tmp_path / name, b"\n".join(row[side] for row in rows) + b"\n")
+            for side, name in enumerate(("x.en", "x.de"))
+        ]
+    else:
+        files = [write(tmp_path / "x.tsv", b"\n".join(map(b"\t".join, rows)))]
+    pairs, report = read(*files)
+    good = [i for i in range(1, 21) if i not in (3, 7, 20)]
+    assert pairs == [(f"a{i}", f"b{i}") for i in good]
+    assert report.dropped == {reason: 3} and report.lines == {reason: [3, 7, 20]}
+    assert "kept 17 of 20" in str(report) and "line 3, 7, 20" in str(report)
+    with pytest.raises(ValueError, match=f"line 3: {reason}"):
+        read(*files, bad="refuse")
+    with pytest.warns(UserWarning, match=f"(?s)kept 17 of 20.*{reason}"):
+        list(stream_pairs(*files))
+
+
+def test_a_line_without_end_costs_no_memory(tmp_path):
+    path = tmp_path / "x.tsv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b"a\tb\n")
+        for _ in range(64):
+            file.write(b"x" * 2**20)
+        file.write(b"\nc\td\n")
+    tracemalloc.start()
+    pairs, report = read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert pairs == [("a", "b"), ("c", "d")] and report.lines == {"too long": [2]}
+    assert peak < 8 * 2**20
+
+
+@pytest.mark.parametrize("n", [text.MAX_LINE - 2, text.MAX_LINE - 1, text.MAX_LINE])
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
+def test_lines_as_long_as_the_limit(n, start, tmp_path):
+    path = write(tmp_path / "x.en", start + b"x" * (n - len(start)) + b"\nb")
+    long, last = list(text.read_lines(path))
+    assert last == b"b"
+    assert long == (None if n == text.MAX_LINE else b"x" * (n - len(start)))
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    peaks = []
+    for copies in (1, 10):
+        path = write(tmp_path / "x.tsv", "A sentence.\tEin Satz.\n" * 3000 * copies)
+        tracemalloc.start()
+        assert sum(1 for _ in stream_corpus(path)) == 3000 * copies
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] + 50_000
+
+
+def test_different_numbers_of_lines(tmp_path):
+    en = write(tmp_path / "x.en", "a\nb\nc\n")
+    de = write(tmp_path / "x.de", "A\nB\n")
+    for files in ((en, de), (de, en)):
+        with pytest.raises(ValueError) as error:
+            stream_pairs(*files)
+        for part in ("x.en has 3", "x.de has 2", "nothing was read"):
+            assert part in str(error.value).replace(" lines", "").replace("and ", "")
+    pairs, report = read(en, de, uneven="drop")
+    assert pairs == [("a", "A"), ("b", "B")]
+    assert report.lines == {"line without a partner": [3]}
+
+
+def test_columns(tmp_path):
+    rows = "o1\ta\tA\no2\tb\tB\nbroken\no3\tc\tC\textra\no4\td\tD\n"
+    path = write(tmp_path / "x.tsv", rows)
+    pairs, report = read(path, columns=(1, 2))
+    assert pairs == [("a", "A"), ("b", "B"), ("d", "D")]
+    assert report.lines == {"columns": [3, 4]}
+    assert read(path, columns=(2, 1))[0][0] == ("A", "a")
+    with pytest.raises(ValueError, match="no line of 9 columns"):
+        stream_pairs(path, columns=(8, 1))
+    with pytest.raises(ValueError, match="no line with a tab"):
+        stream_pairs(write(tmp_path / "y.txt", "no tab\nat all\n"))
+
+
+def broken(tmp_path, what):
+    content = "".join(f"{random.Random(i).random()}\t{i}\n" for i in range(9000))
+    path = tmp_path / {"zip member": "x.zip/no.tsv", "page": "x.tsv"}.get(what, what)
+    packed = {
+        "half.gz": lambda: gzip.compress(content.encode())[:-3000],
+        "half.xz": lambda: lzma.compress(content.encode())[:-3000],
+        "half.zip": lambda: archive(content)[:-3000],
+        "plain.gz": lambda: content.encode(),
+        "empty.gz": lambda: b"",
+        "x.tgz": lambda: tgz({"a": content}),
+        "x.bz2": lambda: b"BZh91AY",
+        "utf16.tsv": lambda: content.encode("utf-16"),
+        "page": lambda: b"<!DOCTYPE html><html>",
+        "two.zip": lambda: zipped({"a.tsv": "a\tb", "b.tsv": "c\td"}),
+        "none.zip": lambda: zipped({}),
+        "zip member": lambda: zipped({"a.tsv": "a\tb"}),
+    }
+    if what == "folder":
+        path.mkdir()
+    elif what in packed:
+        place = path.parent if what == "zip member" else path
+        place.write_bytes(packed[what]())
+    return path
+
+
+def zipped(files):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("half.gz", "cut short or damaged, after line"),
+        ("half.xz", "cut short or damaged, after line"),
+        ("half.zip", "cannot be read"),
+        ("plain.gz", "is not a .gz file"),
+        ("empty.gz", "is not a .gz file"),
+        ("x.tgz", "tar archive"),
+        ("x.bz2", "is bzip2"),
+        ("utf16.tsv", "is UTF-16"),
+        ("page", "web page"),
+        ("two.zip", "2 files of text. Say which .* a.tsv, b.tsv"),
+        ("none.zip", "0 files of text"),
+        ("zip member", "no file 'no.tsv'"),
+        ("missing.tsv", "No such file"),
+        ("folder", "directory"),
+    ],
+)
+def test_files_that_cannot_be_read(what, said, tmp_path):
+    path = broken(tmp_path, what)
+    for files in ((path,), (path, path)):
+        with pytest.raises(CorpusUnavailable, match=said):
+            list(stream_pairs(*files))
+
+
+def test_a_member_of_a_zip_with_several(tmp_path):
+    path = tmp_path / "opus.zip"
+    path.write_bytes(zipped({"README": "x", "d/c.en": "a\nb", "d/c.de": "A\nB"}))
+    files = [path / "d/c.en", f"{path}/d/c.de"]
+    assert read(*files)[0] == [("a", "A"), ("b", "B")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"bad": "ignore"}, "bad='ignore'"),
+        ({"uneven": "cut"}, "uneven='cut'"),
+        ({"max_ratio": 0.5}, "max_ratio=0.5"),
+        ({"max_words": 0}, "max_words=0"),
+        ({"max_ratio": float("nan")}, "max_ratio=nan"),
+        ({"columns": (1,)}, "columns="),
+        ({"columns": 1}, "columns="),
+        ({"max_ratio": "3"}, "max_ratio='3'"),
+        ({"columns": (0, -1)}, "columns="),
+    ],
+)
+def test_wrong_settings(settings, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        stream_pairs(write(tmp_path / "x.tsv", "a\tb"), **settings)
+
+
+LINE = st.one_of(
+    st.binary(max_size=20).map(lambda b: b.replace(b"\n", b"")),
+    st.text(max_size=12)
+    .map(lambda t: t.encode("utf-8", "replace"))
+    .map(lambda b: b.replace(b"\n", b"")),
+    st.sampled_from([b"", b"\t", b"a\tb", b"\xef\xbb\xbf", b"a\xe2\x80\xa8b\tc"]),
+)
+
+
+@given(st.lists(st.tuples(LINE, LINE), min_size=1, max_size=12), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_any_two_files_give_pairs_of_the_same_line(tmp_path_factory, rows, packed):
+    folder = tmp_path_factory.mktemp("fuzz")
+    files = []
+    for side in (0, 1):
+        content = b"".join(row[side] + b"\n" for row in rows)
+        files.append(folder / f"x.{side}")
+        files[-1].write_bytes(gzip.compress(content) if packed else content)
+    try:
+        pairs, report = read(*files, max_ratio=1e9)
+    except CorpusUnavailable as error:
+        assert re.search("web page|UTF-16|cut short|only UTF-8|read", str(error))
+        return
+    assert report.total == len(rows)
+    kept = iter(pairs)
+    dropped = 0
+    for n, row in enumerate(rows):
+        try:
+            bare = [side.removesuffix(b"\r") for side in row]
+            if n == 0:
+                bare = [
+                    s.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\r") for s in row
+                ]
+            wanted = tuple(side.decode() for side in bare)
+        except UnicodeDecodeError:
+            dropped += 1
+            continue
+        if wanted[0].strip() and wanted[1].strip():
+            assert next(kept) == wanted
+        else:
+            dropped += 1
+    assert dropped == report.total - report.kept
+
+
+@given(st.binary(max_size=200), st.sampled_from(["", ".gz", ".xz", ".zip", ".tsv"]))
+@settings(max_examples=60, deadline=None)
+def test_any_file_is_read_or_refused_with_a_sentence(tmp_path_factory, content, end):
+    path = tmp_path_factory.mktemp("fuzz") / f"x{end}"
+    for start in (b"", b"a\tb\n", b"PK\x03\x04", b"\x1f\x8b\x08", b"\xfd7zXZ\x00"):
+        path.write_bytes(start + content)
+        for files in ((path,), (path, path)):
+            try:
+                read(*files)
+            except (ValueError, CorpusUnavailable) as error:
+                assert "x" in str(error)
+
+
+# --- load_corpus on a user's files ---------------------------------------------------
+
+
+def test_load_corpus_from_a_path_holds_out_by_hash(tmp_path):
+    lines = "".join(f"Sentence {i}.\tSatz {i}.\n" for i in range(3000)) + "bad\n"
+    path = write(tmp_path / "my.own.tsv.gz", lines)
+    train, valid = load_corpus(path), load_corpus(str(path), "valid")
+    assert train.name == "my" and len(train) + len(valid) == 3000
+    assert {held_out(a) for a, _ in train} == {False}
+    assert {held_out(a) for a, _ in valid} == {True}
+    assert train.report.lines == {"columns": [3001]}
+    assert train.origin == "my.own.tsv.gz; dropped 1 columns"
+    with pytest.warns(UserWarning, match="columns"):
+        assert list(stream_corpus(path)) == train.pairs
+    assert list(stream_corpus(path, "valid", CleaningReport())) == valid.pairs
+    with pytest.raises(ValueError, match="names no files for 'test'"):
+        load_corpus(path, "test")
+
+
+def test_load_corpus_from_a_table(tmp_path):
+    en = write(tmp_path / "a.en", "a\n\nYes.\n")
+    de = write(tmp_path / "a.de", "A\nB\n" + "Ja, " * 30 + "\n")
+    both = write(tmp_path / "t.tsv", "Yes.\t" + "Ja, " * 30 + "\n")
+    table = {"train": [str(en), de], "valid": str(both), "test": both}
+    table |= {"licence": "CC0", "name": "mine", "bad": "drop", "max_words": 99}
+    corpus = load_corpus(table)
+    assert corpus.pairs == [("a", "A")] and corpus.licence == "CC0"
+    assert corpus.report.dropped == {"one side empty": 1, "length ratio": 1}
+    # nothing is dropped for its length from what is validated or tested on
+    assert len(load_corpus(table, "valid")) == len(load_corpus(table, "test")) == 1
+    with pytest.raises(ValueError, match="a.en and a.de, line 2: one side empty"):
+        load_corpus(table | {"bad": "refuse"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"training": "a.tsv"}, "must name the files"),
+        ({"train": "a.tsv", "tset": "b.tsv"}, r"\['tset'\] is unknown"),
+        ({"train": ["a", "b", "c"]}, "one or two files"),
+        ({"train": 7}, "one or two files"),
+        ({"train": None}, "one or two files"),
+        ({"train": "a.tsv", "share": 2}, "share=2"),
+        (7, "must name the files"),
+        (None, "must name the files"),
+    ],
+)
+def test_specs_that_are_none(spec, said):
+    for load in (load_corpus, stream_corpus):
+        with pytest.raises(ValueError, match=said):
+            load(spec)
+
+
+def test_no_pair_left(tmp_path):
+    path = write(tmp_path / "x.tsv", "a\t\n\tb\n")
+    with pytest.raises(ValueError, match="(?s)no pair is left.*one side empty"):
+        load_corpus(path)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_stream_corpus_is_load_corpus(split, monkeypatch):
+    if split == "valid":
+        assert list(stream_corpus("grammar-en-de", split)) == grammar_split(split)
+    serve(monkeypatch, BIG)
+    assert list(stream_corpus("tatoeba-en-de", split)) == (
+        load_corpus("tatoeba-en-de", split).pairs
+    )
+
+
+@pytest.mark.skipif(not os.environ.get("TRANSFORMER_LIB_MIRROR"), reason="no mirror")
+def test_newstest_sizes(monkeypatch):
+    monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", MIRROR)
+    for other in ("de", "fr"):
+        assert len(load_corpus(f"newstest-en-{other}", "valid")) == 3000
+        assert len(load_corpus(f"newstest-en-{other}", "test")) == 3003
+
+
 # --- byte pair encoding --------------------------------------------------------------
 
 
@@ -418,6 +1007,45 @@ def test_bpe_learns_and_cuts_as_sentencepiece(language):
     pieces = [model.id_to_piece(i) for i in range(3, 303)]
     assert ["".join(pair) for pair in merges] == pieces
     for sentence in (pair[language] for pair in grammar_split("test", 200)):
+        assert apply_bpe(sentence, merges) == model.encode(sentence, out_type=str)
+
+
+THRICE = re.compile(r"(\S+)\1\1")  # SentencePiece counts "aa" twice in "aaa"
+
+
+@given(st.integers(0, 10**9))
+@EASY
+def test_bpe_learns_and_cuts_as_sentencepiece_on_anything(seed):
+    rng = random.Random(seed)
+
+    def sentence():
+        sizes = [rng.randint(1, 7) for _ in range(rng.randint(1, 9))]
+        return " ".join("".join(rng.choice("abcdé") for _ in range(n)) for n in sizes)
+
+    sentences = [sentence() for _ in range(rng.randint(1, 30))]
+    sentences = [s for s in sentences if not THRICE.search(s)] or ["ab"]
+    merges = train_bpe(sentences, 15)
+    model = sentencepiece_bpe(sentences, len(merges))
+    pieces = [model.id_to_piece(i) for i in range(3, 3 + len(merges))]
+    assert ["".join(pair) for pair in merges] == pieces
+    letters = set("".join(sentences)) | {" "}
+    for other in (s for s in (sentence() for _ in range(9)) if set(s) <= letters):
+        assert apply_bpe(other, merges) == model.encode(other, out_type=str)
+
+
+@pytest.mark.skipif(not MIRROR, reason="no mirror")
+def test_bpe_learns_and_cuts_as_sentencepiece_on_real_text(monkeypatch):
+    monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", MIRROR)
+    pairs = load_corpus("tatoeba-en-de").pairs[::150]
+    sentences = [re.sub("[\u00a0\u202f]", " ", s) for pair in pairs for s in pair]
+    sentences = [s for s in sentences if not THRICE.search(s)]
+    merges = train_bpe(sentences, 500)
+    model = sentencepiece_bpe(sentences, 500)
+    pieces = [model.id_to_piece(i) for i in range(3, 503)]
+    assert ["".join(pair) for pair in merges] == pieces
+    letters = set("".join(sentences))
+    unseen = [s for pair in load_corpus("tatoeba-en-de", "test").pairs for s in pair]
+    for sentence in (s for s in unseen[:600] if set(s) <= letters):
         assert apply_bpe(sentence, merges) == model.encode(sentence, out_type=str)
 
 
@@ -509,6 +1137,78 @@ def test_round_trip(tokenizer, sentence):
 def test_encode_all_is_encode(tokenizer):
     sentences = [pair[1] for pair in grammar_split("test", 50)] + ["", "📖"]
     assert tokenizer.encode_all(sentences) == [tokenizer.encode(s) for s in sentences]
+
+
+@given(st.text(max_size=40), st.sampled_from([0.0, 0.1, 1.0]))
+@settings(max_examples=80, deadline=None)
+def test_any_text_is_cut_and_comes_back(tokenizer, sentence, sample):
+    ids = tokenizer.encode(sentence, sample=sample)
+    assert not {PAD, UNK, BOS, EOS} & set(ids)
+    once = tokenizer.decode(tokenizer.encode(sentence))
+    assert tokenizer.decode(ids) == once
+    assert tokenizer.decode(tokenizer.encode(once)) == once
+
+
+@pytest.mark.parametrize("odd", ["a\ud800b", "\udcff", "a\0b", "", " ", "a" * 10**5])
+def test_odd_text_is_cut(tokenizer, odd):
+    ids = tokenizer.encode_all([odd, "Das Haus."])
+    assert ids[1] == tokenizer.encode("Das Haus.")
+    tokenizer.decode(ids[0])
+
+
+@given(st.lists(st.integers(0, 499), max_size=20))
+@EASY
+def test_any_ids_are_decoded(tokenizer, ids):
+    assert isinstance(tokenizer.decode(ids), str)
+
+
+def test_threads_change_nothing(tokenizer):
+    sentences = [pair[0] for pair in grammar_split("test", 200)]
+    once = tokenizer.encode_all(sentences)
+    assert tokenizer.encode_all(sentences, threads=2) == once
+
+
+def test_sampled_cuts_vary_and_a_seed_repeats_them(tokenizer):
+    def draw():
+        return [tokenizer.encode("Der alte Mann.", sample=0.3) for _ in range(20)]
+
+    spm.set_random_generator_seed(5)
+    first, second = draw(), draw()
+    assert len(set(map(tuple, first))) > 5 and first != second
+    spm.set_random_generator_seed(5)
+    assert draw() == first
+    assert {tokenizer.decode(ids) for ids in first} == {"Der alte Mann."}
+
+
+def test_encode_refuses(tokenizer):
+    with pytest.raises(ValueError, match="one string"):
+        tokenizer.encode_all("abc")
+    with pytest.raises(ValueError, match="sample=2"):
+        tokenizer.encode("abc", sample=2)
+
+
+def test_damaged_or_foreign_models_are_refused(tokenizer):
+    foreign = sentencepiece_bpe(["a b c"], 0).serialized_model_proto()
+    half = tokenizer.model[: len(tokenizer.model) // 2]
+    for model in (b"", b"garbage", half, foreign):
+        with pytest.raises(ValueError, match="no SentencePiece model of this library"):
+            Tokenizer(model)
+
+
+def test_training_on_odd_text():
+    odd = [
+        "a\0b",
+        "\u2028",
+        "<s> </s> <pad>",
+        "",
+        "▁",
+        "\ufeffx",
+        "x" * 9000,
+        "📖\t\x85",
+    ]
+    pairs = grammar_split("train", 300)
+    one = Tokenizer.train(odd + [s for pair in pairs for s in pair], 400)
+    assert one.decode(one.encode("Das Haus 📖")) == "Das Haus 📖"
 
 
 def test_save_and_load(tokenizer, tmp_path):

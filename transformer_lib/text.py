@@ -7,32 +7,44 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/08_t
 # %% auto #0
 __all__ = ['NOUNS', 'ANY', 'ALIVE', 'NOT_PEOPLE', 'ADJECTIVES', 'PRONOUNS', 'VERBS', 'HAVE', 'BE', 'MODALS', 'THAT', 'TODAY',
            'NOW', 'YESTERDAY', 'TOMORROW', 'THE', 'A', 'NO', 'ANKI', 'TATOEBA_LICENCE', 'CHALLENGE_LICENCE',
-           'CHALLENGE', 'SOURCES', 'DAMAGE', 'MARK', 'PAD', 'UNK', 'BOS', 'EOS', 'Verb', 'declension', 'Phrase',
-           'noun_phrase', 'english_article', 'subject_phrase', 'Clause', 'verb_clause', 'modal_forms', 'is_clause',
-           'random_clause', 'english_words', 'german_words', 'grammar_pair', 'statement', 'question', 'report',
-           'grammar_split', 'Corpus', 'CorpusUnavailable', 'cache_folder', 'Source', 'unpack', 'write_aside',
-           'download', 'fetch', 'local_copies', 'describe_copy', 'where_to_put', 'read_pairs', 'held_out',
-           'load_corpus', 'load_test', 'count_words', 'pairs_in', 'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry',
-           'add_pairs', 'merge_everywhere', 'Tokenizer']
+           'CHALLENGE', 'SOURCES', 'DAMAGE', 'UNEVEN', 'NOT_UTF8', 'COLUMNS', 'EMPTY', 'TOO_LONG', 'RATIO', 'MAX_LINE',
+           'KINDS', 'NOT_READ', 'SPLITS', 'NAMES', 'SETTINGS', 'MARK', 'PAD', 'UNK', 'BOS', 'EOS', 'SPECIAL', 'Verb',
+           'declension', 'Phrase', 'noun_phrase', 'english_article', 'subject_phrase', 'Clause', 'verb_clause',
+           'modal_forms', 'is_clause', 'random_clause', 'english_words', 'german_words', 'grammar_pair', 'statement',
+           'question', 'report', 'grammar_split', 'Corpus', 'hash_pairs', 'CorpusUnavailable', 'cache_folder', 'Source',
+           'newstest', 'unpack', 'write_aside', 'Part', 'receive', 'is_rest', 'download', 'fetch', 'keep',
+           'local_copies', 'describe_copy', 'where_to_put', 'read_pairs', 'read_segments', 'attribute', 'source_pairs',
+           'held_out', 'load_tatoeba', 'load_newstest', 'CleaningReport', 'open_text', 'check_start', 'split_member',
+           'open_member', 'read_lines', 'two_files', 'uneven_files', 'one_file', 'judge', 'stream_pairs', 'clean',
+           'decode_side', 'load_corpus', 'stream_corpus', 'user_files', 'stream_files', 'origin_of', 'count_words',
+           'pairs_in', 'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs', 'merge_everywhere',
+           'Tokenizer']
 
 # %% ../notebooks/08_text.ipynb #4bcfe230
+import codecs
+import contextlib
 import gzip
 import hashlib
 import heapq
+import html
 import http.client
 import io
+import json
 import lzma
+import math
 import os
 import random
 import re
+import tarfile
+import urllib.error
 import urllib.request
 import warnings
 import zipfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
 
 import sentencepiece as spm
@@ -409,6 +421,7 @@ class Corpus:
         pairs: (source sentence, target sentence) tuples.
         licence: Licence and attribution of the text.
         origin: Where this copy was found.
+        report: What was dropped while a user's files were read.
     """
 
     name: str
@@ -416,6 +429,7 @@ class Corpus:
     pairs: list[tuple[str, str]] = field(repr=False)
     licence: str
     origin: str
+    report: "CleaningReport | None" = field(default=None, compare=False)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -426,8 +440,7 @@ class Corpus:
     @property
     def sha256(self) -> str:
         """Hash of the pairs: equal hashes, equal text."""
-        text = "\n".join("\t".join(pair) for pair in self.pairs)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hash_pairs(self.pairs)
 
     def __repr__(self) -> str:
         return (
@@ -436,6 +449,15 @@ class Corpus:
             f"  licence  {self.licence}\n"
             f"  sha256   {self.sha256[:16]}..."
         )
+
+
+def hash_pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 of sentence pairs in their order, without holding them."""
+    digest, before = hashlib.sha256(), ""
+    for pair in pairs:
+        digest.update((before + "\t".join(pair)).encode())
+        before = "\n"
+    return digest.hexdigest()
 
 # %% ../notebooks/08_text.ipynb #b3266c7b
 class CorpusUnavailable(RuntimeError):
@@ -456,8 +478,11 @@ class Source:
         filename: Its name in the cache and in the mirror.
         url: Its public address.
         licence: Licence and attribution.
-        known: SHA-256 of copies this library was tested on, and what they are.
+        known: SHA-256 (or MD5, where that is what its publisher gives) of copies
+            this library knows, and what they are.
         also: Other names under which the mirror may have the text.
+        members: Source and target inside an archive of several files.
+        fixed: Whether the public file never changes, so that any other is refused.
     """
 
     filename: str
@@ -465,6 +490,8 @@ class Source:
     licence: str
     known: dict[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    fixed: bool = False
 
 # %% ../notebooks/08_text.ipynb #07144046
 ANKI = "https://www.manythings.org/anki"
@@ -507,41 +534,77 @@ SOURCES = {
     ),
 }  # fmt: skip
 
+# %% ../notebooks/08_text.ipynb #0e180ca9
+def newstest(year: int, md5: str, url: str, prefix: str, known: dict) -> None:
+    """Add one year of newstest, both language pairs, to the known sources."""
+    for other, digest in known.items():
+        pair = f"en-{other}"
+        members = (f"{prefix}-src.en.sgm", f"{prefix}-{{}}.{other}.sgm")
+        ref = "src" if year == 2013 else "ref"  # 2013: all languages are "src"
+        SOURCES[f"newstest{year}-{pair}"] = Source(
+            f"wmt{year % 100}-{url.rsplit('/')[-1]}",
+            url,
+            f"WMT {year}, for research; cite the findings of that year's workshop",
+            {md5: "as published", digest: f"newstest{year} in two columns"},
+            also=(f"newstest{year}.{pair}.tsv.xz",),
+            members=tuple(m.format(ref).replace("??", f"{other}en") for m in members),
+            fixed=True,
+        )
+
+
+newstest(
+    2013, "48eca5d02f637af44e85186847141f67", "https://statmt.org/wmt13/test.tgz",
+    "test/newstest2013",
+    {"de": "e48748a71066b8852a1be4d90806cde931aa3a49ecca414056404757f266c1d9",
+     "fr": "57da20b4477a5a821d1066974b3bc8e516ebf91a7d63e8830810626fce120b83"},
+)  # fmt: skip
+newstest(
+    2014, "a8cd784e006feb32ac6f3d9ec7eb389a", "https://statmt.org/wmt14/test-full.tgz",
+    "test-full/newstest2014-??",
+    {"de": "452c3dfbd2b6c0be8df848027e94778877a08c283ea8a11af6840be11b96ef6d",
+     "fr": "feb87b846e6713a00862b674b3f56dab25ce7a843d591d2594ba6efbd530015a"},
+)  # fmt: skip
+
 # %% ../notebooks/08_text.ipynb #f33a69d1
-def unpack(content: bytes, name: str) -> str:
-    """The text in a .zip (its member xxx.txt), .gz, .xz or plain file.
+DAMAGE = (zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError,
+          OSError, NotImplementedError)  # fmt: skip
+
+
+def unpack(content: bytes, name: str, member: str = "") -> str:
+    """The text in a .zip (its member xxx.txt), .tgz, .gz, .xz or plain file.
 
     Args:
         content: The file; what it is, its first bytes tell.
         name: What to call it in an error.
+        member: The file to read from a tar archive.
 
     Raises:
         CorpusUnavailable: If it is a web page, cut short, damaged, or not UTF-8.
     """
     try:
+        if re.match(rb"\s*<(!doctype|html|\?xml)", content[:200], re.IGNORECASE):
+            raise CorpusUnavailable(f"{name} is a web page, not the corpus.")
         if content.startswith(b"PK"):
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 names = archive.namelist()
-                member = [n for n in names if re.fullmatch(r"[a-z]{3}\.txt", n)][0]
-                content = archive.read(member)  # compares its checksum, too
+                one = [n for n in names if re.fullmatch(r"[a-z]{3}\.txt", n)][0]
+                content = archive.read(one)  # compares its checksum, too
         elif content.startswith(b"\x1f\x8b"):
             content = gzip.decompress(content)
         elif content.startswith(b"\xfd7zXZ"):
             content = lzma.decompress(content)
-        elif re.match(rb"\s*<(!doctype|html|\?xml)", content[:200], re.IGNORECASE):
-            raise CorpusUnavailable(f"{name} is a web page, not the corpus.")
+        if member:
+            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                names = archive.getnames()
+                content = archive.extractfile(archive.getmember(member)).read()
         return content.decode("utf-8")
-    except IndexError:
-        reason = f"holds no file like deu.txt, but {names}"
+    except (IndexError, KeyError):
+        reason = f"holds no file like {member or 'deu.txt'}, but {names[:9]}"
     except UnicodeDecodeError as error:
         reason = f"is not UTF-8 text ({error.reason} at byte {error.start})"
     except DAMAGE as error:
         reason = f"is cut short or damaged ({error})"
     raise CorpusUnavailable(f"{name} {reason}.")
-
-
-DAMAGE = (zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError,
-          NotImplementedError)  # fmt: skip
 
 # %% ../notebooks/08_text.ipynb #39d361b5
 def write_aside(path: str | Path, content: bytes) -> None:
@@ -556,36 +619,140 @@ def write_aside(path: str | Path, content: bytes) -> None:
         raise
 
 # %% ../notebooks/08_text.ipynb #27514f40
-def download(source: Source, timeout: float = 10.0) -> bytes:
+@dataclass
+class Part:
+    """What has come of a download so far, kept on disk as well as that works.
+
+    Args:
+        path: The .part file: one line of JSON, then the bytes; None without a disk.
+        content: The bytes.
+        about: Address, validator and full size (0 where the server did not tell).
+        resumed: Whether some of the bytes are from an earlier call.
+    """
+
+    path: Path | None
+    content: bytearray = field(default_factory=bytearray)
+    about: dict = field(default_factory=dict)
+    resumed: bool = False
+
+    @classmethod
+    def find(cls, path: Path, url: str) -> "Part":
+        """What an earlier call left, if it is of the same address."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            first, content = path.read_bytes().split(b"\n", 1)
+            about = json.loads(first)
+            if about["url"] == url and 0 < len(content) < (about["size"] or math.inf):
+                return cls(path, bytearray(content), about, True)
+        return cls(path)
+
+    def start(self, about: dict) -> None:
+        """Forget all bytes: the file comes from its beginning."""
+        self.content, self.about, self.resumed = bytearray(), about, False
+        self.write(json.dumps(about).encode() + b"\n", "wb")
+
+    def add(self, piece: bytes) -> None:
+        """Append bytes as they come."""
+        self.content += piece
+        self.write(piece, "ab")
+
+    def write(self, piece: bytes, mode: str) -> None:
+        """Write to disk; where that fails, go on without."""
+        if self.path:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with open(self.path, mode) as file:
+                    file.write(piece)
+            except OSError:
+                self.remove()
+                self.path = None
+
+    def remove(self) -> None:
+        """Take the file away."""
+        if self.path:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+# %% ../notebooks/08_text.ipynb #4c98c976
+def receive(part: Part, url: str, timeout: float) -> bool:
+    """Ask once for a file, or for the rest of it; tell whether all of it is there."""
+    headers = {"User-Agent": "Mozilla/5.0"}  # some hosts refuse Python's own name
+    if have := len(part.content):
+        headers["Range"] = f"bytes={have}-"
+        if part.about.get("validator"):
+            headers["If-Range"] = part.about["validator"]
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        if have and getattr(answer, "status", 200) == 206:
+            if not is_rest(answer.headers, have, part.about["size"]):
+                part.start({})
+                return False
+        else:  # the whole file: a first call, another edition, or Range ignored
+            get = answer.headers.get
+            validator = get("ETag") or get("Last-Modified")
+            size = int(get("Content-Length") or 0)
+            part.start({"url": url, "validator": validator, "size": size})
+        size, name = part.about["size"], url.rsplit("/", 1)[-1]
+        bar = {"total": size or None, "initial": len(part.content), "desc": name}
+        with tqdm(unit="B", unit_scale=True, leave=False, **bar) as progress:
+            while piece := answer.read(1 << 16):
+                part.add(piece)
+                progress.update(len(piece))
+    return not size or len(part.content) == size
+
+
+def is_rest(headers, have: int, size: int) -> bool:
+    """Whether an answer is the rest of a file, from byte number have on."""
+    said = headers.get("Content-Range") or ""
+    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", said)
+    if not match or int(match[1]) != have:
+        return False
+    return match[2] == "*" or not size or int(match[2]) == size
+
+# %% ../notebooks/08_text.ipynb #a6dfa2a3
+def download(source: Source, timeout: float = 10.0, attempts: int = 9) -> Part:
     """Fetch a file from its public address, with progress and its licence shown.
+
+    What breaks off goes on where it broke off: at once as long as bytes come, else
+    with the next call.
 
     Args:
         source: The file.
         timeout: Seconds to wait for a connection or for the next piece.
+        attempts: How often to ask at most.
+
+    Returns:
+        All of it, in memory and in a .part file.
 
     Raises:
         CorpusUnavailable: If fewer bytes come than were promised.
         OSError, http.client.HTTPException: If the network fails.
     """
-    request = urllib.request.Request(source.url, headers={"User-Agent": "Mozilla/5.0"})
-    parts = []
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        print(f"{source.filename}: {source.licence}")
-        size = int(answer.headers.get("Content-Length") or 0)
-        with tqdm(total=size or None, unit="B", unit_scale=True) as bar:
-            while part := answer.read(1 << 16):
-                parts.append(part)
-                bar.update(len(part))
-    content = b"".join(parts)
-    if size and len(content) != size:
-        raise CorpusUnavailable(
-            f"{source.url} broke off after {len(content):,} of {size:,} bytes; "
-            "nothing was kept. Try again."
-        )
-    return content
+    print(f"{source.filename}: {source.licence}")
+    part = Part.find(cache_folder() / f"{source.filename}.part", source.url)
+    for _ in range(attempts):
+        have, problem = len(part.content), None
+        try:
+            if receive(part, source.url, timeout):
+                return part
+        except (OSError, http.client.HTTPException) as error:
+            if getattr(error, "code", 0) == 416 and have:  # there is no such range
+                part.start({})
+            problem = error
+        came = len(part.content)
+        if came <= have and (came or not have):
+            break
+    if not part.content:
+        part.remove()
+        if problem:
+            raise problem
+    of = f"{part.about['size']:,}" if part.about.get("size") else "all"
+    raise CorpusUnavailable(
+        f"{source.url} broke off after {len(part.content):,} of {of} bytes"
+        f"{f' ({problem})' if problem else ''}. Try again: it goes on from there."
+    )
 
-# %% ../notebooks/08_text.ipynb #4c98c976
-def fetch(source: Source, timeout: float = 10.0) -> tuple[str, str]:
+# %% ../notebooks/08_text.ipynb #704757c2
+def fetch(source: Source, timeout: float = 10.0) -> tuple[list, str]:
     """Find a file in the cache, then in the mirror, then at its address.
 
     What comes from the network is checked before it is kept in the cache.
@@ -595,31 +762,46 @@ def fetch(source: Source, timeout: float = 10.0) -> tuple[str, str]:
         timeout: Seconds to wait for the network.
 
     Returns:
-        Its text, and where it was found.
+        Its sentence pairs, and where it was found.
 
     Raises:
         CorpusUnavailable: If it is in none of the three places, or damaged.
     """
     for place, path in local_copies(source):
-        content = path.read_bytes()
         try:
-            text = unpack(content, str(path))
+            content = path.read_bytes()
+            pairs = source_pairs(source, content, str(path))
+        except OSError as error:
+            raise CorpusUnavailable(f"{path} cannot be read ({error}).") from error
         except CorpusUnavailable as error:
             raise CorpusUnavailable(f"{error} Delete it and try again.") from None
-        return text, f"{place}, {path.name} {describe_copy(source, content)}"
-    try:
-        content = download(source, timeout)
-    except (OSError, http.client.HTTPException) as error:
-        raise CorpusUnavailable(where_to_put(source, error)) from error
-    text = unpack(content, source.url)
+        return pairs, f"{place}, {path.name} {describe_copy(source, content)}"
+    while True:
+        try:
+            part = download(source, timeout)
+        except (OSError, http.client.HTTPException) as error:
+            raise CorpusUnavailable(where_to_put(source, error)) from error
+        part.remove()
+        try:
+            content = bytes(part.content)
+            pairs = source_pairs(source, content, source.url)
+            break
+        except CorpusUnavailable:
+            if not part.resumed:
+                raise
+    keep(source, content)
+    return pairs, f"{source.url}, {describe_copy(source, content)}"
+
+
+def keep(source: Source, content: bytes) -> None:
+    """Put a download into the cache; warn where that cannot be done."""
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         write_aside(cache_folder() / source.filename, content)
     except OSError as error:
-        warnings.warn(f"{source.filename} is not kept: {error}", stacklevel=2)
-    return text, f"{source.url}, {describe_copy(source, content)}"
+        warnings.warn(f"{source.filename} is not kept: {error}", stacklevel=3)
 
-# %% ../notebooks/08_text.ipynb #a6dfa2a3
+# %% ../notebooks/08_text.ipynb #854f00dc
 def local_copies(source: Source):
     """(place, path) of each copy in the cache and in the mirror, the best first."""
     mirror = os.environ.get("TRANSFORMER_LIB_MIRROR")
@@ -632,9 +814,11 @@ def local_copies(source: Source):
 
 
 def describe_copy(source: Source, content: bytes) -> str:
-    """Which copy of a file this is: one that was tested, or its hash."""
+    """Which copy of a file this is: one that is known, or its hash."""
     digest = hashlib.sha256(content).hexdigest()
-    return source.known.get(digest, f"(sha256 {digest[:12]}..., not a copy known here)")
+    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    unknown = f"(sha256 {digest[:12]}..., not a copy known here)"
+    return source.known.get(digest) or source.known.get(md5) or unknown
 
 
 def where_to_put(source: Source, error: Exception) -> str:
@@ -672,6 +856,50 @@ def read_pairs(text: str, name: str) -> list[tuple[str, str]]:
         raise CorpusUnavailable(f"{name} holds no sentence pairs: no line has a tab.")
     return pairs
 
+# %% ../notebooks/08_text.ipynb #aac9fe3e
+def read_segments(text: str) -> dict[tuple[str, str], str]:
+    """(document, segment) -> sentence, from the SGML of a WMT test set."""
+    segments, document = {}, ""
+    tags = re.compile(
+        r"<doc\b([^>]*)>|<seg\b([^>]*)>(.*?)</seg>", re.DOTALL | re.IGNORECASE
+    )
+    for match in tags.finditer(text):
+        if match[1] is not None:
+            document = attribute(match[1], "docid")
+        else:
+            key = document, attribute(match[2], "id")
+            segments[key] = " ".join(html.unescape(match[3]).split())
+    return segments
+
+
+def attribute(tag: str, name: str) -> str:
+    """The value of an attribute in a tag, or an empty text."""
+    match = re.search(rf"""\b{name}\s*=\s*["']([^"']*)["']""", tag, re.IGNORECASE)
+    return match[1] if match else ""
+
+
+def source_pairs(source: Source, content: bytes, name: str) -> list[tuple[str, str]]:
+    """The sentence pairs in one of the known files, whatever its form.
+
+    Raises:
+        CorpusUnavailable: If it is damaged, not the file that was meant, or its two
+            sides do not belong together.
+    """
+    if source.members and content.startswith(b"\x1f\x8b"):
+        sides = [read_segments(unpack(content, name, m)) for m in source.members]
+        if list(sides[0]) != list(sides[1]) or not sides[0]:
+            raise CorpusUnavailable(
+                f"{name}: the segments of {' and '.join(source.members)} do not "
+                "belong together."
+            )
+        pairs = list(zip(*(side.values() for side in sides), strict=True))
+    else:
+        pairs = read_pairs(unpack(content, name), name)
+    said = describe_copy(source, content)
+    if source.fixed and "known here" in said and source.also[0] not in name:
+        raise CorpusUnavailable(f"{name} is not what was published {said}.")
+    return pairs
+
 # %% ../notebooks/08_text.ipynb #31c2ed4e
 def held_out(sentence: str, share: float = 0.01) -> bool:
     """Whether a source sentence goes to validation: decided by its hash alone.
@@ -683,8 +911,341 @@ def held_out(sentence: str, share: float = 0.01) -> bool:
     return int.from_bytes(digest[:4], "big") < share * 2**32
 
 # %% ../notebooks/08_text.ipynb #17b8d0e9
-def load_corpus(name: str, split: str = "train") -> Corpus:
-    """Load sentence pairs by name.
+def load_tatoeba(name: str, split: str) -> Corpus:
+    """Tatoeba; its test split without pairs of which training has seen either side."""
+    source = SOURCES[name]
+    pairs, origin = fetch(source)
+    if split != "test":
+        pairs = [pair for pair in pairs if held_out(pair[0]) == (split == "valid")]
+        return Corpus(name, split, pairs, source.licence, origin)
+    seen = [set(side) for side in zip(*pairs, strict=True)]
+    source = SOURCES[name.replace("tatoeba", "tatoeba-test")]
+    pairs, origin = fetch(source)
+    kept = [p for p in pairs if p[0] not in seen[0] and p[1] not in seen[1]]
+    if len(kept) < len(pairs):
+        origin += f"; {len(pairs) - len(kept):,} pairs seen in training were dropped"
+    return Corpus(name, "test", kept, source.licence, origin)
+
+
+def load_newstest(name: str, split: str) -> Corpus:
+    """newstest2013 for validation, newstest2014 for testing."""
+    if split == "train":
+        raise ValueError(
+            f"{name} has no train split: newstest2013 is its 'valid', newstest2014 "
+            "its 'test'. Train on other text."
+        )
+    year = {"valid": 2013, "test": 2014}[split]
+    source = SOURCES[name.replace("newstest", f"newstest{year}")]
+    pairs, origin = fetch(source)
+    return Corpus(name, split, pairs, source.licence, origin)
+
+# %% ../notebooks/08_text.ipynb #881c31ac
+UNEVEN, NOT_UTF8, COLUMNS = "line without a partner", "not UTF-8", "columns"
+EMPTY, TOO_LONG, RATIO = "one side empty", "too long", "length ratio"
+
+
+@dataclass
+class CleaningReport:
+    """What happened to the lines of a user's files.
+
+    Args:
+        files: Their names.
+        total: Lines read.
+        kept: Pairs given.
+        dropped: Reason -> number of lines.
+        lines: Reason -> the first line numbers, counted from 1.
+        show: How many line numbers are kept for each reason.
+    """
+
+    files: str = ""
+    total: int = 0
+    kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, list[int]] = field(default_factory=dict)
+    show: int = 5
+
+    def drop(self, reason: str, line: int) -> None:
+        """Count a dropped line."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        first = self.lines.setdefault(reason, [])
+        if len(first) < self.show:
+            first.append(line)
+
+    def __str__(self) -> str:
+        rows = [f"{self.files}: kept {self.kept:,} of {self.total:,} lines"]
+        for reason, count in self.dropped.items():
+            more = ", ..." if count > len(self.lines[reason]) else ""
+            numbers = ", ".join(f"{n:,}" for n in self.lines[reason])
+            rows.append(f"  {count:9,} {reason:22} line {numbers}{more}")
+        return "\n".join(rows)
+
+# %% ../notebooks/08_text.ipynb #9a352d9f
+MAX_LINE = 1 << 20  # bytes; a line that is longer is no sentence
+KINDS = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip",
+         b"PK\x05\x06": "zip"}  # fmt: skip
+NOT_READ = {b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z",
+            b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}  # fmt: skip
+
+
+def open_text(path: str | Path) -> io.BufferedReader:
+    """Open a plain, .gz, .xz or .zip file of text; it gives bytes, unpacked.
+
+    Args:
+        path: The file; "some.zip/name" reads one of several files in an archive.
+
+    Raises:
+        CorpusUnavailable: If it is not there, or not such a file.
+    """
+    path, member = split_member(Path(path).expanduser())
+    try:
+        with open(path, "rb") as file:
+            start = file.read(300)
+        kind = next((k for magic, k in KINDS.items() if start.startswith(magic)), "")
+        check_start(path, start, kind)
+        if kind == "zip":
+            return open_member(path, member)
+        opened = {"gz": gzip.open, "xz": lzma.open}.get(kind, open)(path, "rb")
+        return io.BufferedReader(opened, 1 << 18) if kind else opened
+    except (RuntimeError, *DAMAGE) as error:
+        if isinstance(error, CorpusUnavailable):
+            raise
+        said = getattr(error, "strerror", None) or error
+        raise CorpusUnavailable(f"{path} cannot be read: {said}.") from error
+
+
+def check_start(path: Path, start: bytes, kind: str) -> None:
+    """Refuse by its first bytes what is no text and no archive of the known kinds."""
+    suffix = path.suffix.lower().lstrip(".")
+    problem = ""
+    for magic, name in NOT_READ.items():
+        if start.startswith(magic):
+            problem = f"is {name}; only UTF-8 text, .gz, .xz and .zip are read"
+    if re.match(rb"\s*<(!doctype|html)", start, re.IGNORECASE):
+        problem = "is a web page, not a corpus"
+    elif suffix in ("tgz", "tar") or ".tar." in path.name.lower():
+        problem = "is a tar archive; unpack it first"
+    elif suffix in ("gz", "xz", "zip") and kind != suffix:
+        problem = f"is not a .{suffix} file; it begins with {start[:8]!r}"
+    if problem:
+        raise CorpusUnavailable(f"{path} {problem}.")
+
+# %% ../notebooks/08_text.ipynb #13f2874c
+def split_member(path: Path) -> tuple[Path, str]:
+    """some.zip/name -> (some.zip, name), where some.zip is a file."""
+    for parent in path.parents:
+        if parent.suffix.lower() == ".zip" and parent.is_file():
+            return parent, path.relative_to(parent).as_posix()
+    return path, ""
+
+
+def open_member(path: Path, member: str) -> io.BufferedReader:
+    """Open the text in a .zip: the one that is named, or the only one there is."""
+    archive = zipfile.ZipFile(path)
+    names = [name for name in archive.namelist() if not name.endswith("/")]
+    extra = re.compile(r"(^|/)([_.]|(readme|licen[cs]e)\b)", re.IGNORECASE)
+    texts = [name for name in names if not extra.search(name)]
+    if member:
+        texts = [name for name in names if name == member]
+    if len(texts) != 1:
+        wanted = f"no file {member!r}" if member else f"{len(texts)} files of text"
+        raise CorpusUnavailable(
+            f"{path} holds {wanted}. Say which with {path}/NAME; there are: "
+            f"{', '.join(names[:9]) or 'none'}."
+        )
+    return io.BufferedReader(archive.open(texts[0]), 1 << 18)
+
+
+def read_lines(path: str | Path) -> Iterator[bytes | None]:
+    r"""Lines of a file without their ends; None for one of more than MAX_LINE bytes.
+
+    Only "\n" ends a line, a "\r" before it and a byte order mark are taken off.
+
+    Raises:
+        CorpusUnavailable: If the file is not there, cut short, or damaged.
+    """
+    n = 0
+    with open_text(path) as file:
+        try:
+            while line := file.readline(MAX_LINE):
+                n += 1
+                too_long = len(line) == MAX_LINE and not line.endswith(b"\n")
+                while too_long and (rest := file.readline(MAX_LINE)):
+                    if rest.endswith(b"\n"):
+                        break
+                if n == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                yield None if too_long else line.removesuffix(b"\n").removesuffix(b"\r")
+        except (RuntimeError, *DAMAGE) as error:
+            raise CorpusUnavailable(
+                f"{path} is cut short or damaged, after line {n:,} ({error})."
+            ) from error
+
+# %% ../notebooks/08_text.ipynb #5e050391
+def two_files(source: str | Path, target: str | Path, uneven: str) -> Iterator:
+    """(line number, source line, target line, reason) from two files of lines.
+
+    Raises:
+        ValueError: If they have different numbers of lines and uneven="refuse".
+    """
+    sides = source, target
+    counts = [sum(1 for _ in read_lines(path)) for path in sides]
+    if counts[0] != counts[1] and uneven == "refuse":
+        raise ValueError(uneven_files(sides, counts))
+    both = zip_longest(*map(read_lines, sides), fillvalue="")
+    for n, (a, b) in enumerate(both, 1):
+        yield n, a, b, UNEVEN if a == "" or b == "" else ""
+
+
+def uneven_files(sides: Sequence, counts: Sequence[int]) -> str:
+    """What is wrong with two files that have different numbers of lines."""
+    return (
+        f"{sides[0]} has {counts[0]:,} lines and {sides[1]} has {counts[1]:,}: from "
+        f"line {min(counts) + 1:,} on there is no partner. But where a line is missing "
+        "before, all pairs after it are wrong, so nothing was read. Find "
+        "the missing lines; or, if the longer file has them at its end, drop them "
+        "with uneven='drop'."
+    )
+
+
+def one_file(path: str | Path, columns: Sequence[int]) -> Iterator:
+    """(line number, source column, target column, reason) from a file with tabs.
+
+    How many columns a line must have, most of the first hundred lines tell.
+    """
+    first = list(islice(read_lines(path), 100))
+    widths = Counter(line.count(b"\t") + 1 for line in first if line)
+    widths = [n for n, _ in widths.most_common() if n > max(columns)]
+    if not widths:
+        raise ValueError(
+            f"{path} has no line with a tab in it" if max(columns) < 2 else
+            f"{path} has no line of {max(columns) + 1} columns"
+        )  # fmt: skip
+    for n, line in enumerate(read_lines(path), 1):
+        row = line.split(b"\t") if line else [line]
+        if len(row) == widths[0]:
+            yield n, row[columns[0]], row[columns[1]], ""
+        else:
+            reason = TOO_LONG if line is None else COLUMNS if line else EMPTY
+            yield n, None, None, reason
+
+# %% ../notebooks/08_text.ipynb #973bd5d7
+def judge(source: str, target: str, max_ratio: float, max_words: float) -> str:
+    """Why a pair is not to be used; an empty text if it is."""
+    if not source.strip() or not target.strip():
+        return EMPTY
+    if max(source.count(" "), target.count(" ")) >= max_words:
+        return TOO_LONG
+    short, long = sorted((len(source), len(target)))
+    return RATIO if long + 10 > max_ratio * (short + 10) else ""
+
+
+def stream_pairs(
+    source: str | Path,
+    target: str | Path | None = None,
+    *,
+    bad: str = "drop",
+    max_ratio: float = 4.0,
+    max_words: float = 250,
+    columns: tuple[int, int] = (0, 1),
+    uneven: str = "refuse",
+    report: CleaningReport | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Sentence pairs from a user's files, one after another, in constant memory.
+
+    Lines end at "\\n" alone. What cannot be used is dropped on both sides, so that no
+    pair is ever shifted.
+
+    Args:
+        source: File of source lines, or of lines with tabs: plain, .gz, .xz, or .zip.
+        target: File of target lines; None if source has both columns.
+        bad: "drop" leaves out lines that cannot be used and counts them; "refuse"
+            stops at the first.
+        max_ratio: How many times longer one side may be, in characters, with ten
+            added to both (short sentences differ a lot); math.inf turns it off.
+        max_words: Longest side, in words; math.inf turns it off.
+        columns: Which columns hold source and target, from 0.
+        uneven: "refuse" two files with different numbers of lines, or "drop" the
+            surplus at the end of the longer one.
+        report: Filled in while the pairs are read. Without it, a warning tells at
+            the end what was dropped.
+
+    Returns:
+        An iterator of (source, target).
+
+    Raises:
+        ValueError: If a setting is wrong, the numbers of lines differ, or a line
+            cannot be used and bad="refuse"; at the call or while iterating.
+        CorpusUnavailable: If a file is missing, cut short, or damaged.
+    """
+    for name, value in ("bad", bad), ("uneven", uneven):
+        if value not in ("drop", "refuse"):
+            raise ValueError(f"{name}={value!r}: must be 'drop' or 'refuse'.")
+    for name, value in ("max_ratio", max_ratio), ("max_words", max_words):
+        if not isinstance(value, int | float) or not value >= 1:
+            raise ValueError(f"{name}={value!r}: must be a number, at least 1.")
+    columns = columns if isinstance(columns, list | tuple) else [columns]
+    numbers = [c for c in columns if isinstance(c, int) and c >= 0]
+    if len(numbers) != 2 or len(columns) != 2:
+        raise ValueError(f"columns={columns}: must be two numbers from 0 on.")
+    if target is None:
+        rows, names = one_file(source, columns), [source]
+    else:
+        rows, names = two_files(source, target, uneven), [source, target]
+    first = next(rows, None)  # so that a missing file is noticed at once
+    rows = chain([first] if first else [], rows)
+    quiet, report = report is not None, report or CleaningReport()
+    report.files = " and ".join(Path(name).name for name in names)
+    return clean(rows, bad, max_ratio, max_words, report, quiet)
+
+# %% ../notebooks/08_text.ipynb #92c3c8e7
+def clean(
+    rows: Iterable,
+    bad: str,
+    max_ratio: float,
+    max_words: float,
+    report: CleaningReport,
+    quiet: bool,
+) -> Iterator[tuple[str, str]]:
+    """The pairs that can be used; the others are counted, or the first is refused."""
+    for line, a, b, reason in rows:
+        report.total += 1
+        if not reason:
+            try:
+                pair = decode_side(a), decode_side(b)
+                reason = judge(*pair, max_ratio, max_words)
+            except UnicodeDecodeError:
+                reason = NOT_UTF8
+            except OverflowError:
+                reason = TOO_LONG
+        if not reason:
+            report.kept += 1
+            yield pair
+        elif bad == "refuse":
+            raise ValueError(
+                f"{report.files}, line {line:,}: {reason}. bad='drop' leaves out "
+                "such lines and counts them."
+            )
+        else:
+            report.drop(reason, line)
+    if report.dropped and not quiet:
+        warnings.warn(str(report), stacklevel=2)
+
+
+def decode_side(line: bytes | None) -> str:
+    """A line as text; OverflowError if it was too long to be kept."""
+    if line is None:
+        raise OverflowError
+    return line.decode()
+
+# %% ../notebooks/08_text.ipynb #1418bbdd
+SPLITS = "train", "valid", "test"
+NAMES = ("grammar-en-de", "tatoeba-en-de", "tatoeba-en-fr", "newstest-en-de",
+         "newstest-en-fr")  # fmt: skip
+SETTINGS = {"bad", "max_ratio", "max_words", "columns", "uneven"}
+
+
+def load_corpus(spec: str | Path | dict, split: str = "train") -> Corpus:
+    """Load sentence pairs by name, or from a user's files.
 
     The test split of Tatoeba is the Tatoeba Challenge's test set v2021-08-07 without
     the pairs of which either side occurs in the training archive at hand. With the
@@ -695,45 +1256,107 @@ def load_corpus(name: str, split: str = "train") -> Corpus:
     `Corpus.sha256` is the same.
 
     Args:
-        name: "grammar-en-de" (embedded, needs no network), "tatoeba-en-de" or
-            "tatoeba-en-fr".
-        split: "train", "valid" (1% of the archive) or "test".
+        spec: "grammar-en-de" (embedded, needs no network), "tatoeba-en-de",
+            "tatoeba-en-fr", "newstest-en-de" or "newstest-en-fr" (newstest2013 to
+            validate, newstest2014 to test); or the path of a file with tabs; or a
+            dict with "train", "valid" and "test", each a path or [source, target],
+            and perhaps "name", "licence", "share" (of the training text that is held
+            out where there is no "valid"; 0.01) and settings of `stream_pairs`.
+        split: "train", "valid" or "test".
 
     Returns:
         The pairs, with licence and origin.
 
     Raises:
-        ValueError: If the name or the split is unknown.
-        CorpusUnavailable: If the text cannot be had.
+        ValueError: If the name, the split or the text breaks a rule.
+        CorpusUnavailable: If the text cannot be had, or is damaged.
     """
-    if split not in ("train", "valid", "test"):
+    if split not in SPLITS:
         raise ValueError(f"split={split!r}: must be 'train', 'valid' or 'test'.")
-    if name == "grammar-en-de":
+    if spec == "grammar-en-de":
         pairs, licence = grammar_split(split), "Apache-2.0, as this library"
-        return Corpus(name, split, pairs, licence, "made by the embedded grammar")
-    if name not in ("tatoeba-en-de", "tatoeba-en-fr"):
-        raise ValueError(
-            f"corpus {name!r} is unknown: must be 'grammar-en-de', 'tatoeba-en-de' or "
-            "'tatoeba-en-fr'."
-        )
-    text, origin = fetch(SOURCES[name])
-    pairs = read_pairs(text, origin)
-    if split == "test":
-        return load_test(name, pairs)
-    pairs = [pair for pair in pairs if held_out(pair[0]) == (split == "valid")]
-    return Corpus(name, split, pairs, SOURCES[name].licence, origin)
+        return Corpus(spec, split, pairs, licence, "made by the embedded grammar")
+    if spec in NAMES:
+        load = load_newstest if spec.startswith("newstest") else load_tatoeba
+        return load(spec, split)
+    files, report = user_files(spec), CleaningReport()
+    pairs = list(stream_files(files, split, report))
+    if not pairs:
+        raise ValueError(f"no pair is left for the {split} split. {report}")
+    licence = files.get("licence", "not stated (a user's own files)")
+    return Corpus(files["name"], split, pairs, licence, origin_of(report), report)
 
-# %% ../notebooks/08_text.ipynb #881c31ac
-def load_test(name: str, train_pairs: Sequence[tuple[str, str]]) -> Corpus:
-    """The Tatoeba test set without pairs of which training has seen either side."""
-    source = SOURCES[name.replace("tatoeba", "tatoeba-test")]
-    text, origin = fetch(source)
-    pairs = read_pairs(text, origin)
-    seen = [set(side) for side in zip(*train_pairs, strict=True)]
-    kept = [p for p in pairs if p[0] not in seen[0] and p[1] not in seen[1]]
-    if len(kept) < len(pairs):
-        origin += f"; {len(pairs) - len(kept):,} pairs seen in training were dropped"
-    return Corpus(name, "test", kept, source.licence, origin)
+
+def stream_corpus(
+    spec: str | Path | dict, split: str = "train", report: CleaningReport | None = None
+) -> Iterator[tuple[str, str]]:
+    """The pairs of `load_corpus` in the same order; a user's files are not held.
+
+    Args:
+        spec: As for load_corpus.
+        split: "train", "valid" or "test".
+        report: Filled in while a user's files are read.
+    """
+    if split not in SPLITS or (isinstance(spec, str) and spec in NAMES):
+        return iter(load_corpus(spec, split).pairs)
+    return stream_files(user_files(spec), split, report)
+
+# %% ../notebooks/08_text.ipynb #979894c4
+def user_files(spec: str | Path | dict) -> dict:
+    """A spec that is a path or a table, as a checked table.
+
+    Raises:
+        ValueError: If it is neither, or a key or a value is not allowed.
+    """
+    if isinstance(spec, str | Path):
+        if isinstance(spec, str) and not re.search(r"[./\\]", spec):
+            raise ValueError(
+                f"corpus {spec!r} is unknown: must be one of {', '.join(NAMES)}, or "
+                "a file like 'mine.tsv', or a table of files for each split."
+            )
+        spec = {"train": spec}
+    if not isinstance(spec, dict) or not spec.keys() & set(SPLITS):
+        raise ValueError(f"corpus={spec!r}: must name the files of 'train'.")
+    allowed = {*SPLITS, *SETTINGS, "name", "licence", "share"}
+    if unknown := sorted(spec.keys() - allowed, key=str):
+        raise ValueError(f"corpus: {unknown} is unknown; allowed: {sorted(allowed)}.")
+    table = dict(spec)
+    for split in table.keys() & set(SPLITS):
+        files = table[split]
+        files = list(files) if isinstance(files, list | tuple) else [files]
+        paths = [file for file in files if isinstance(file, str | Path)]
+        if len(files) not in (1, 2) or paths != files:
+            raise ValueError(f"corpus: {split}={files}: must be one or two files.")
+        table[split] = files
+    first = Path(next(table[split] for split in SPLITS if split in table)[0])
+    table.setdefault("name", first.name.split(".")[0])
+    share = table.setdefault("share", 0.01)
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ValueError(f"corpus: share={share!r}: must be from 0 to 1.")
+    return table
+
+# %% ../notebooks/08_text.ipynb #34661373
+def stream_files(
+    table: dict, split: str, report: CleaningReport | None
+) -> Iterator[tuple[str, str]]:
+    """The pairs of one split of a checked table."""
+    settings = {key: table[key] for key in SETTINGS & table.keys()}
+    if split != "train" and split in table:
+        settings |= {"max_ratio": math.inf, "max_words": math.inf}
+    files = table.get(split) or (split == "valid" and table.get("train"))
+    if not files:
+        raise ValueError(f"corpus {table['name']} names no files for {split!r}.")
+    pairs = stream_pairs(*files, report=report, **settings)
+    if "valid" in table or split == "test":
+        return pairs
+    share = table["share"]
+    return (p for p in pairs if held_out(p[0], share) == (split == "valid"))
+
+
+def origin_of(report: CleaningReport) -> str:
+    """Files and what was dropped, in one line."""
+    dropped = ", ".join(f"{n:,} {reason}" for reason, n in report.dropped.items())
+    return report.files + (f"; dropped {dropped}" if dropped else "")
 
 # %% ../notebooks/08_text.ipynb #91d1b668
 MARK = "▁"  # the space before a word
@@ -865,8 +1488,9 @@ def merge_everywhere(
         add_pairs(words[i], times[i], changes, where, i)
     return {changed: n for changed, n in changes.items() if n}
 
-# %% ../notebooks/08_text.ipynb #e0e1a9d8
+# %% ../notebooks/08_text.ipynb #b32f91a0
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
+SPECIAL = "<pad>", "<unk>", "<s>", "</s>"
 
 
 class Tokenizer:
@@ -877,11 +1501,23 @@ class Tokenizer:
 
     Args:
         model: A serialized SentencePiece model.
+
+    Raises:
+        ValueError: If it is damaged, or has other special ids.
     """
 
     def __init__(self, model: bytes):
+        try:
+            self.processor = spm.SentencePieceProcessor(model_proto=model)
+            special = [self.processor.piece_to_id(p) for p in SPECIAL]
+        except (RuntimeError, TypeError):
+            special = None
+        if special != [PAD, UNK, BOS, EOS] or not model:
+            raise ValueError(
+                "this is no SentencePiece model of this library (damaged, or with "
+                f"other ids for {' '.join(SPECIAL)}: {special})."
+            )
         self.model = model
-        self.processor = spm.SentencePieceProcessor(model_proto=model)
 
     @classmethod
     def train(
@@ -936,13 +1572,45 @@ class Tokenizer:
         """Number of entries; ids go from 0 to vocab_size - 1."""
         return self.processor.vocab_size()
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a sentence, without beginning and end."""
-        return self.processor.encode(text)
+    def encode(self, text: str, sample: float = 0.0) -> list[int]:
+        """Ids of a sentence, without beginning and end.
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many sentences: as encode, in one call."""
-        return self.processor.encode(list(texts), num_threads=1)
+        Args:
+            text: The sentence.
+            sample: Subword regularization: 0 always cuts the text in the same way.
+                Above 0 the cut is drawn at random, for BPE with this probability of
+                leaving out a merge (BPE-dropout), for unigram from the model's
+                distribution to this power.
+                `sentencepiece.set_random_generator_seed` makes it repeatable.
+
+        Source:
+            Kudo 2018; Provilkov et al. 2020.
+        """
+        return self.encode_all([text], sample=sample)[0]
+
+    def encode_all(
+        self, texts: Sequence[str], threads: int = 1, sample: float = 0.0
+    ) -> list[list[int]]:
+        """Ids of many sentences, as encode gives them.
+
+        Args:
+            texts: The sentences.
+            threads: Threads that cut them; sampling has one, whose seed is known.
+            sample: As for encode.
+        """
+        if isinstance(texts, str):
+            raise ValueError("texts is one string: give a list of sentences.")
+        if not 0 <= sample <= 1:
+            raise ValueError(f"sample={sample}: must be from 0 to 1.")
+        texts = [
+            t if t.isprintable() else t.encode("utf-8", "replace").decode()
+            for t in texts
+        ]  # half a surrogate pair is no character
+        encode = self.processor.encode
+        if not sample:
+            return encode(texts, num_threads=threads)
+        draw = {"enable_sampling": True, "alpha": sample, "nbest_size": -1}
+        return [encode(text, **draw) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The sentence of these ids; special ids vanish.
