@@ -101,6 +101,58 @@ def test_all_padding_gives_zero_and_a_zero_gradient():
     assert loss.item() == 0 and not logits.grad.any()
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_the_gradient_written_by_hand_is_the_numerical_one(epsilon):
+    torch.manual_seed(0)
+    logits = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([[3, 1, 5, 0], [2, 0, 0, 0]])
+    assert torch.autograd.gradcheck(
+        lambda x: label_smoothed_cross_entropy(x, target, epsilon), (logits,)
+    )
+
+
+def test_backward_twice_adds_up_and_a_weight_scales():
+    torch.manual_seed(0)
+    logits, target = torch.randn(3, 7), torch.tensor([1, 2, 3])
+    once, twice = (logits.clone().requires_grad_() for _ in range(2))
+    (2 * label_smoothed_cross_entropy(once, target)).backward()
+    loss = label_smoothed_cross_entropy(twice, target)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close(once.grad, twice.grad)
+
+
+def test_any_padding_id():
+    torch.manual_seed(0)
+    logits, target = torch.randn(2, 3, 5), torch.tensor([[1, 2, -100], [4, -100, -100]])
+    ours, theirs = (logits.clone().requires_grad_() for _ in range(2))
+    label_smoothed_cross_entropy(ours, target, 0.1, pad_id=-100).backward()
+    F.cross_entropy(theirs.transpose(1, 2), target, label_smoothing=0.1).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_half_precision_gets_its_gradient_back_in_its_own_type(kind):
+    torch.manual_seed(0)
+    exact = (10 * torch.randn(4, 50)).to(kind).float().requires_grad_()
+    half = exact.detach().to(kind).requires_grad_()
+    target = torch.tensor([1, 2, 3, 0])
+    for logits in (exact, half):
+        label_smoothed_cross_entropy(logits, target).backward()
+    assert half.grad.dtype == kind
+    torch.testing.assert_close(half.grad.float(), exact.grad, atol=2e-3, rtol=1e-2)
+
+
+def test_no_more_than_two_tensors_of_the_size_of_the_logits_are_made():
+    logits = torch.randn(64, 2000, requires_grad=True)
+    target, size = torch.randint(1, 2000, (64,)), 64 * 2000 * 4
+    with torch.profiler.profile(profile_memory=True) as record:
+        label_smoothed_cross_entropy(logits, target).backward()
+    large = [e for e in record.events() if e.cpu_memory_usage >= size]
+    makers = {e.name for e in large if not e.cpu_children}
+    assert len([e for e in large if not e.cpu_children]) <= 2, makers
+
+
 @pytest.mark.parametrize(
     ("epsilon", "target_shape", "said"),
     [
