@@ -1,14 +1,19 @@
 """Chapter 11: updates against torch's own, runs that resume, recipes, mistakes."""
 
+import importlib.util
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import transformer_lib.training as training
-from transformer_lib.batches import make_batch, tokenize_pairs
+from transformer_lib.batches import make_batch, prepare, tokenize_pairs
 from transformer_lib.exercises.training import (
     check_average,
     check_best_step,
@@ -16,7 +21,14 @@ from transformer_lib.exercises.training import (
 )
 from transformer_lib.objective import build_optimizer
 from transformer_lib.text import Corpus, Tokenizer, grammar_split
-from transformer_lib.training import Progress, Recipe, load_run, train, update
+from transformer_lib.training import (
+    Progress,
+    Recipe,
+    Update,
+    average_checkpoints,
+    load_run,
+    update,
+)
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 VOCABULARY = 340
@@ -31,14 +43,23 @@ def pairs():
     return tokenize_pairs(text, tokenizer)
 
 
-@pytest.fixture(autouse=True)
-def little_text(monkeypatch):
-    """Runs of these tests read 400 pairs of the embedded grammar, not 20,000."""
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """440 pairs of the embedded grammar, as files of a user's, prepared."""
+    folder = tmp_path_factory.mktemp("text")
+    corpus = {}
+    for split, text in FEW.items():
+        corpus[split] = str(folder / f"{split}.tsv")
+        lines = "".join(f"{source}\t{target}\n" for source, target in text)
+        (folder / f"{split}.tsv").write_text(lines, encoding="utf-8")
+    prepare(corpus, folder / "data", VOCABULARY, threads=1)
+    return folder / "data"
 
-    def load_few(name, split):
-        return Corpus(name, split, FEW[split], licence="ours", origin="a test")
 
-    monkeypatch.setattr(training, "load_corpus", load_few)
+@pytest.fixture
+def train(data_dir):
+    """training.train on the prepared pairs, silently."""
+    return partial(training.train, data_dir=data_dir, show=False)
 
 
 @pytest.fixture
@@ -58,7 +79,7 @@ def test_update_is_torchs_step_on_torchs_loss(model, pairs):
     twin = Transformer(model.config)
     twin.load_state_dict(model.state_dict())
     group = [make_batch(pairs, range(3)), make_batch(pairs, range(3, 12))]
-    total, tokens = update(model, build_optimizer(model), group, 1e-3, 0.1)
+    total, tokens, norm, bad = update(model, build_optimizer(model), group, 1e-3, 0.1)
 
     adam = torch.optim.Adam(twin.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-9)
     losses = [
@@ -86,23 +107,23 @@ def test_update_leaves_weights_alone_when_the_loss_is_not_finite(model, pairs):
     with torch.no_grad():
         model.decoder.layers[0].feed_forward.w_1.bias.fill_(math.nan)
     before = [p.clone() for p in model.parameters()]
-    total, _ = update(
+    done = update(
         model, build_optimizer(model), [make_batch(pairs, range(3))], 1e-3, 0.1
     )
-    assert math.isnan(total)
+    assert math.isnan(done.loss) and done.bad == 0 and not done.finite
     for a, b in zip(before, model.parameters(), strict=True):
         assert torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-def test_nan_names_step_and_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "update", lambda *args: (math.nan, 10))
-    with pytest.raises(FloatingPointError, match="step 1 .*batch 1"):
-        train(tiny(), tmp_path, show=False)
+def test_nan_names_step_and_batch(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "update", lambda *args: Update(math.nan, 9, 1.0, 0))
+    with pytest.raises(FloatingPointError, match=r"update 1 \(epoch 0, batch 1, pairs"):
+        train(tiny(), tmp_path)
 
 
-def test_same_recipe_same_losses(tmp_path):
-    one = train(tiny(), tmp_path / "one", show=False)
-    two = train(tiny(), tmp_path / "two", show=False)
+def test_same_recipe_same_losses(train, tmp_path):
+    one = train(tiny(), tmp_path / "one")
+    two = train(tiny(), tmp_path / "two")
     for a, b in zip(one.history, two.history, strict=True):
         assert a["train_loss"] == b["train_loss"]
         assert a["valid_loss"] == b["valid_loss"]
@@ -110,10 +131,10 @@ def test_same_recipe_same_losses(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
-def test_resumed_run_is_bit_equal(tmp_path, monkeypatch, stop):
+def test_resumed_run_is_bit_equal(train, tmp_path, monkeypatch, stop):
     """Dropout on, accumulation on, stopped anywhere: the same weights to the bit."""
     recipe = tiny(accumulate=2)
-    whole = train(recipe, tmp_path / "whole", show=False)
+    whole = train(recipe, tmp_path / "whole")
     real, calls = training.update, []
 
     def cut(*args):
@@ -124,50 +145,51 @@ def test_resumed_run_is_bit_equal(tmp_path, monkeypatch, stop):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(training, "update", cut)
-        train(recipe, tmp_path / "cut", show=False)
-    resumed = train(recipe, tmp_path / "cut", show=False)
+        train(recipe, tmp_path / "cut")
+    resumed = train(recipe, tmp_path / "cut")
     losses = [[h["train_loss"] for h in run.history] for run in (whole, resumed)]
     assert losses[0] == losses[1]
     for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_finished_run_is_loaded_not_repeated(tmp_path, monkeypatch):
-    first = train(tiny(), tmp_path, show=False)
+def test_finished_run_is_loaded_not_repeated(train, tmp_path, monkeypatch):
+    first = train(tiny(), tmp_path)
     monkeypatch.setattr(training, "update", lambda *args: pytest.fail("trained again"))
-    again = train(tiny(), tmp_path, show=False)
+    again = train(tiny(), tmp_path)
     assert again.history == first.history
     ids = torch.tensor([[5, 6, 3]])
     assert torch.equal(first.model(ids, ids), load_run(tmp_path).model(ids, ids))
     assert load_run(tmp_path).data["sha256"] == first.data["sha256"]
 
 
-def test_max_seconds_stops_and_run_goes_on(tmp_path):
+def test_max_seconds_stops_and_run_goes_on(train, tmp_path):
     with pytest.raises(ValueError, match="no trained model"):
-        train(tiny(), tmp_path, max_seconds=0.0, show=False)
-    assert train(tiny(), tmp_path, show=False).progress.step == 6
+        train(tiny(), tmp_path, max_seconds=0.0)
+    assert train(tiny(), tmp_path).progress.step == 6
 
 
-def test_nothing_half_written(tmp_path):
-    train(tiny(), tmp_path, show=False)
+def test_nothing_half_written(train, tmp_path):
+    train(tiny(), tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
         "recipe.json", "about.json", "tokenizer.model",
-        "best.safetensors", "last.safetensors",
+        "best.safetensors", "last.safetensors", "last.previous.safetensors",
+        "step-000002.safetensors", "step-000004.safetensors", "step-000006.safetensors",
     }  # fmt: skip
 
 
-def test_shared_matrix_is_stored_once(tmp_path):
-    train(tiny(), tmp_path, show=False)
+def test_shared_matrix_is_stored_once(train, tmp_path):
+    train(tiny(), tmp_path)
     tensors, _ = training.load_tensors(tmp_path / "best.safetensors")
     rows = [name for name, t in tensors.items() if t.shape == (VOCABULARY, 32)]
     assert rows == ["src_embedding.weight"]
 
 
-def test_folder_of_another_recipe_is_refused(tmp_path):
-    train(tiny(), tmp_path, show=False)
+def test_folder_of_another_recipe_is_refused(train, tmp_path):
+    train(tiny(), tmp_path)
     with pytest.raises(ValueError, match=r"another recipe \(it differs in \['seed'\]"):
-        train(tiny(seed=1), tmp_path, show=False)
+        train(tiny(seed=1), tmp_path)
 
 
 def test_weights_of_another_model_are_refused(model):
@@ -193,6 +215,243 @@ def test_recipes(tmp_path):
         Recipe.load(mine)
 
 
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"vocab_size": "many"}, "vocab_size='many': must be a whole number"),
+        ({"vocab_size": 10**30}, "vocab_size="),
+        ({"max_steps": 0}, "max_steps=0: must be a whole number, at least 1"),
+        ({"max_steps": True}, "max_steps=True"),
+        ({"factor": math.nan}, "factor=nan: must be a number above 0"),
+        ({"epsilon": 1.0}, "epsilon=1.0: .*below 1"),
+        ({"clip": -1}, "clip=-1"),
+        ({"kind": "word"}, "kind='word': must be 'bpe' or 'unigram'"),
+        ({"precision": ["float16"]}, "precision=.*'float32' or 'bfloat16'"),
+        ({"max_tokens": 128}, "max_tokens=128: a batch must hold the longest pair"),
+        ({"model": {"width": 3}}, r"\[model\] has unknown settings \['width'\]"),
+        ({"model": {"dropout": "0.1"}}, r"\[model\] dropout='0.1': must be a number"),
+        ({"model": {"d_model": 100, "num_heads": 8}}, "equal heads"),
+        ({"model": {"norm_first": 1}}, "true or false"),
+        ({"corpus": {"valid": "a.tsv"}}, "must be the name of a corpus, a file, or"),
+        ({"corpus": {"train": ["a", "b", "c"]}}, r"\[corpus\] train=.*one file"),
+    ],
+)
+def test_recipe_refuses_nonsense(changes, said):
+    with pytest.raises(ValueError, match=said):
+        Recipe.load("grammar", **changes)
+
+
+NAMES = [setting.name for setting in fields(Recipe)]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from(["bpe", "float32", 700, 4096]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["train", "d_model", "dropout"]), inner),
+    max_leaves=4,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from([*NAMES, "else"]), VALUES, max_size=4))
+def test_any_settings_are_a_recipe_or_a_sentence(changes):
+    given_settings = {"name": "x", "corpus": "y", "vocab_size": 700} | changes
+    try:
+        recipe = Recipe.of(given_settings)
+    except ValueError as error:
+        assert str(error).startswith("the recipe")
+    else:
+        assert Recipe.of(asdict(recipe)) == recipe
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode)
+       | st.just(b"a = " + b"[" * 5000))  # fmt: skip
+def test_any_file_is_a_recipe_or_a_sentence(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("toml", numbered=True) / "mine.toml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="mine.toml"):
+        Recipe.load(path)
+
+
+def test_table_of_files_counts_from_the_recipes_folder(tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        'name = "mine"\nvocab_size = 340\n[corpus]\ntrain = ["a.en", "a.de"]\n'
+        'valid = "b.tsv"\nbad = "refuse"\n'
+    )
+    corpus = Recipe.load(mine).corpus
+    assert corpus["train"] == [str(tmp_path / "a.en"), str(tmp_path / "a.de")]
+    assert corpus["valid"] == str(tmp_path / "b.tsv")
+    assert corpus["bad"] == "refuse"
+
+
+def test_run_prepares_its_own_data_from_a_users_files(data_dir, tmp_path):
+    """Without data_dir: into the run's folder, with the run's own vocabulary."""
+    corpus = json.loads((data_dir / "data.json").read_text())["corpus"]
+    run = training.train(tiny(corpus=corpus, max_steps=2), tmp_path, show=False)
+    assert (tmp_path / "data" / "data.json").exists()
+    assert run.data["train_pairs"] == len(FEW["train"])
+    again = training.train(tiny(corpus=corpus, max_steps=4), tmp_path, show=False)
+    assert again.progress.step == 4
+
+
+def test_data_of_other_settings_are_refused(train, tmp_path):
+    with pytest.raises(ValueError, match="prepared with vocab_size=340; recipe"):
+        train(tiny(vocab_size=350), tmp_path)
+
+
+def test_clip_shortens_the_gradient_and_reports_its_length(model, pairs):
+    group, length = [make_batch(pairs, range(9))], {}
+    for clip in 0.0, 0.01:
+        twin = Transformer(model.config)
+        twin.load_state_dict(model.state_dict())
+        done = update(twin, build_optimizer(twin), group, 1e-3, 0.1, clip)
+        gradient = torch.cat([p.grad.flatten() for p in twin.parameters()])
+        length[clip] = done.norm, gradient.norm().item()
+    assert length[0.0][0] == pytest.approx(length[0.0][1], rel=1e-5)
+    assert length[0.01][0] == pytest.approx(length[0.0][0], rel=1e-6)
+    assert length[0.01][1] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_makes_no_step(model, pairs):
+    """A finite loss whose gradient overflows: weights and moments stay."""
+    optimizer, batch = build_optimizer(model), make_batch(pairs, range(3))
+    update(model, optimizer, [batch], 1e-3, 0.1)
+    before = [p.clone() for p in model.parameters()]
+    hook = model.src_embedding.weight.register_hook(lambda g: g * math.inf)
+    done = update(model, optimizer, [batch], 1e-3, 0.1)
+    hook.remove()
+    assert math.isfinite(done.loss) and not done.finite and done.bad is None
+    for a, b in zip(before, model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_bfloat16_is_close_and_leaves_weights_in_float32(model, pairs):
+    batch = make_batch(pairs, range(20))
+    losses = []
+    for precision in "float32", "bfloat16":
+        twin = Transformer(model.config)
+        twin.load_state_dict(model.state_dict())
+        done = update(twin, build_optimizer(twin), [batch], 0.0, 0.1, 0.0, precision)
+        losses.append(done.loss / done.tokens)
+        assert all(p.dtype == p.grad.dtype == torch.float32 for p in twin.parameters())
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_accumulation_equals_one_big_batch(model, pairs):
+    """Eight batches of an update and the same pairs in one: 1e-6."""
+    gradients = []
+    for cut in 8, 64:
+        twin = Transformer(model.config)
+        twin.load_state_dict(model.state_dict())
+        group = [make_batch(pairs, range(i, i + cut)) for i in range(0, 64, cut)]
+        done = update(twin, build_optimizer(twin), group, 0.0, 0.1)
+        gradients.append(torch.cat([p.grad.flatten() for p in twin.parameters()]))
+        assert done.tokens == sum(batch.num_tokens for batch in group)
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
+
+
+def test_dropout_begins_late(train, tmp_path):
+    """Equal to a run without dropout up to there, and another one from there on."""
+    without = train(tiny(model=SMALL | {"dropout": 0.0}), tmp_path / "without")
+    late = train(tiny(dropout_after=4), tmp_path / "late")
+    losses = [[h["train_loss"] for h in run.history] for run in (without, late)]
+    assert losses[0][:2] == losses[1][:2]
+    assert losses[0][2] != losses[1][2]
+
+
+def test_only_the_last_steps_are_kept(train, tmp_path):
+    train(tiny(keep_last=2), tmp_path)
+    names = [path.name for path in training.step_files(tmp_path)]
+    assert names == ["step-000004.safetensors", "step-000006.safetensors"]
+    steps = load_run(tmp_path, weights="average").record["averaged"]
+    assert steps == [4, 6]
+
+
+def test_average_of_copies_is_the_copy(train, tmp_path):
+    """To the bit, for any number of copies; tied matrices stay one."""
+    train(tiny(), tmp_path)
+    best = load_run(tmp_path).model
+    for copies in 1, 2, 3, 5, 7:
+        mean = average_checkpoints([tmp_path / "best.safetensors"] * copies)
+        for name, parameter in best.named_parameters():
+            assert torch.equal(mean[name], parameter), (copies, name)
+    tied = load_run(tmp_path, weights="average").model
+    assert tied.output.weight is tied.src_embedding.weight
+    assert tied.tgt_embedding.weight is tied.src_embedding.weight
+
+
+def test_average_is_torchs_mean(train, tmp_path):
+    train(tiny(), tmp_path)
+    files = training.step_files(tmp_path)
+    assert [training.step_of(path) for path in files] == [2, 4, 6]
+    asked = (None, None, files), (2, None, files[1:]), (5, 4, files[2:])
+    for last, after, chosen in asked:
+        mean = average_checkpoints(tmp_path, last=last, after=after)
+        parts = [training.load_tensors(path)[0] for path in chosen]
+        for name, tensor in mean.items():
+            wanted = torch.stack([part[name] for part in parts]).mean(dim=0)
+            torch.testing.assert_close(tensor, wanted, atol=1e-7, rtol=1e-6)
+    with pytest.raises(ValueError, match="no files step-.*after update 6"):
+        average_checkpoints(tmp_path, after=6)
+
+
+def test_average_of_halves_is_summed_wider(tmp_path):
+    for i in range(4):
+        training.save_tensors(
+            tmp_path / f"step-{i:06d}.safetensors",
+            {"w": torch.full((3,), 40000.0, dtype=torch.float16)}, {},
+        )  # fmt: skip
+    mean = average_checkpoints(tmp_path)["w"]
+    assert mean.dtype == torch.float16 and mean.tolist() == [40000.0] * 3
+
+
+def test_checkpoints_of_two_models_are_not_averaged(tmp_path):
+    for name, width in ("a", 3), ("b", 4):
+        path = tmp_path / f"{name}.safetensors"
+        training.save_tensors(path, {"w": torch.zeros(width)}, {})
+    with pytest.raises(ValueError, match=r"different models: 'w' has shape \(3,\)"):
+        average_checkpoints([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
+
+
+def test_last_checkpoint_can_be_averaged_and_loaded(train, tmp_path):
+    train(tiny(), tmp_path)
+    last = average_checkpoints([tmp_path / "last.safetensors"])
+    step = average_checkpoints(tmp_path, last=1)
+    assert all(torch.equal(last[name], tensor) for name, tensor in step.items())
+    assert load_run(tmp_path, weights="last").record["step"] == 6
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_pretrained_folder(train, tmp_path, half):
+    run = train(tiny(), tmp_path / "run")
+    folder = training.save_pretrained(run, tmp_path / "given", half=half)
+    names = {"weights.safetensors", "tokenizer.model", "recipe.json", "about.json"}
+    assert {path.name for path in folder.iterdir()} == names
+    model, tokenizer, about = training.load_pretrained(folder)
+    assert about["weights"] == run.record and about["recipe"]["name"] == "grammar"
+    for p, q in zip(model.parameters(), run.model.parameters(), strict=True):
+        wanted = q.half().float() if half else q
+        assert p.dtype == torch.float32 and torch.equal(p, wanted)
+    assert tokenizer.encode("the dog") == run.tokenizer.encode("the dog")
+    assert training.load_pretrained(tmp_path / "run")[2]["weights"] == run.record
+
+
+def test_shipped_model_loads():
+    model, tokenizer, about = training.load_pretrained("tatoeba-en-de")
+    assert not model.training and tokenizer.vocab_size == model.config.vocab_size
+    assert about["recipe"]["corpus"] == "tatoeba-en-de"
+    with pytest.raises(ValueError, match="no model 'klingon'.*tatoeba-en-de"):
+        training.load_pretrained("klingon")
+
+
+def test_no_pickle_is_read(tmp_path):
+    path = tmp_path / "best.safetensors"
+    torch.save({"w": torch.zeros(3)}, path)
+    with pytest.raises(training.DamagedFile, match="best.safetensors is damaged"):
+        training.load_tensors(path)
+
+
 def test_read_evidence_says_what_is_missing():
     with pytest.raises(ValueError, match="no record 'nothing-of-that-name'"):
         training.read_evidence("nothing-of-that-name")
@@ -207,6 +466,25 @@ def test_recorded_outputs_are_matched_by_hash():
         patch.setattr(training, "load_corpus", lambda name, split: found)
         got = training.recorded_outputs(record)
     assert got == [(*pair, str(i)) for i, pair in enumerate(pairs)]
+
+
+def test_benchmark_runs(tmp_path):
+    """benchmarks/training.py --quick: all four combinations give figures."""
+    pytest.importorskip("transformers")
+    path = Path(__file__).parents[1] / "benchmarks" / "training.py"
+    spec = importlib.util.spec_from_file_location("benchmark_training", path)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    threads = torch.get_num_threads()
+    try:
+        asked = ["--quick", "--threads", "1", "--out", str(tmp_path / "figures.json")]
+        record = benchmark.main(asked)
+    finally:
+        torch.set_num_threads(threads)
+    (table,) = record["results"].values()
+    ours, theirs = table["parameters"]
+    assert len(table) == 5 and abs(ours / theirs - 1) < 0.02
+    assert json.loads((tmp_path / "figures.json").read_text()) == record
 
 
 def test_environment_record_is_complete():
@@ -266,3 +544,43 @@ def test_mistakes_are_named(check, wrong, telling):
     verdict = check(wrong)
     assert not verdict.passed
     assert telling in verdict.message
+
+
+def test_a_run_can_start_from_a_trained_one(train, data_dir, tmp_path):
+    first = train(tiny(), tmp_path / "first")
+    training.save_pretrained(first, tmp_path / "given", half=False)
+    recipe = tiny(start_from=str(tmp_path / "given"), max_steps=1, factor=1e-9)
+    second = train(recipe, tmp_path / "second")
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+    assert second.history[0]["valid_loss"] == pytest.approx(
+        min(row["valid_loss"] for row in first.history), abs=1e-4
+    )
+    with pytest.raises(ValueError, match="another vocabulary"):
+        train(tiny(start_from="tatoeba-en-de"), tmp_path / "third")
+    spec = json.loads((data_dir / "data.json").read_text("utf-8"))["corpus"]
+    alone = tiny(start_from=str(tmp_path / "given"), max_steps=2, corpus=spec)
+    run = training.train(alone, tmp_path / "fourth", show=False)
+    assert run.tokenizer.model == first.tokenizer.model
+
+
+def test_joined_lines_are_read_in_training_and_not_in_validation(train, tmp_path):
+    plain, joined = (
+        train(tiny(joined=share, max_steps=2), tmp_path / str(share))
+        for share in (0.0, 2.0)
+    )
+    assert plain.history[0]["valid_loss"] == pytest.approx(
+        joined.history[0]["valid_loss"], abs=0.5
+    )
+    assert plain.history[0]["train_loss"] != joined.history[0]["train_loss"]
+
+
+def test_the_shipped_model_is_that_of_the_record():
+    shipped = Path(training.__file__).parent / "pretrained" / "tatoeba-en-de"
+    assert sum(path.stat().st_size for path in shipped.iterdir()) < 20e6
+    record = training.read_evidence("tatoeba-en-de")
+    recipe = json.loads((shipped / "recipe.json").read_text("utf-8"))
+    assert recipe == record["recipe"] == asdict(Recipe.load("tatoeba-en-de"))
+    start = Recipe.load("tatoeba-en-de-start")
+    assert training.read_evidence("tatoeba-en-de-start")["recipe"] == asdict(start)
+    assert record["scores"]["sacreBLEU"]["value"] > 23

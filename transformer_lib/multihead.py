@@ -113,9 +113,28 @@ class MultiHeadAttention(nn.Module):
                 does not fit.
         """
         check_widths(self.d_model, query, key, value, mask)
-        q = split_heads(self.w_q(query), self.num_heads)  # (B, H, T, K)
+        k, v = self.keys_values(key, value)  # (B, H, S, K), (B, H, S, V)
+        return self.attend(query, k, v, mask, need_weights)
+
+    def keys_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What all heads offer: their keys, (B, H, S, K), and values, (B, H, S, V).
+
+        It does not depend on who asks, so chapter 12 computes it once and keeps it.
+        """
         k = split_heads(self.w_k(key), self.num_heads)  # (B, H, S, K)
         v = split_heads(self.w_v(value), self.num_heads)  # (B, H, S, V)
+        return k, v
+
+    def attend(
+        self,
+        query: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Ask the given keys and values; the rest as in :meth:`forward`."""
+        q = split_heads(self.w_q(query), self.num_heads)  # (B, H, T, K)
         p = self.dropout if self.training else 0.0
         if need_weights:
             heads, weights = scaled_dot_product_attention(q, k, v, mask, p)

@@ -216,9 +216,15 @@ class Embeddings(nn.Module):
             return LearnedPositions(self.config.max_length, self.config.d_model)
         return SinusoidalPositions(self.config.d_model)
 
-    def _embed(self, ids: Tensor, embedding: nn.Module, positions: nn.Module) -> Tensor:
+    def _embed(
+        self, ids: Tensor, embedding: nn.Module, positions: nn.Module, start: int = 0
+    ) -> Tensor:
         x = embedding(ids) * math.sqrt(self.config.d_model)  # (B, T) -> (B, T, D)
-        return self.dropout(x + positions(ids.shape[1]))  # + (T, D) -> (B, T, D)
+        return self.dropout(x + positions(ids.shape[1], start))  # + (T, D)
+
+    def embed_target(self, tgt_ids: Tensor, start: int = 0) -> Tensor:
+        """Target ids to vectors, the first at position start: (B, T) -> (B, T, D)."""
+        return self._embed(tgt_ids, self.tgt_embedding, self.tgt_positions, start)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: (..., d_model) -> (..., vocab_size)."""
@@ -297,7 +303,7 @@ class Transformer(Embeddings):
         """
         check_ids(tgt_ids, self.config.vocab_size, "tgt_ids")
         check_memory(memory, src_ids, tgt_ids)
-        x = self._embed(tgt_ids, self.tgt_embedding, self.tgt_positions)  # (B, T, D)
+        x = self.embed_target(tgt_ids)  # (B, T) -> (B, T, D)
         self_mask = causal_mask(tgt_ids.shape[1], tgt_ids.device)  # (T, T)
         memory_mask = padding_mask(src_ids, self.config.pad_id)  # (B, 1, 1, S)
         return self.decoder(x, memory, self_mask, memory_mask)

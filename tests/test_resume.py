@@ -1,0 +1,340 @@
+"""Chapter 11: nothing is lost when a machine dies, and processes share a run."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer_lib import training
+from transformer_lib.batches import prepare
+from transformer_lib.text import grammar_split
+from transformer_lib.training import (
+    DamagedFile,
+    Recipe,
+    load_run,
+    load_tensors,
+    train,
+)
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "TRANSFORMER_LIB_MIRROR": "",
+}
+SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64}
+
+
+def recipe_of(corpus, **changes):
+    settings = {"name": "tiny", "corpus": corpus, "vocab_size": 340, "max_tokens": 200}
+    settings |= {"max_steps": 60, "validate_every": 4, "warmup": 20, "keep_last": 2}
+    return Recipe(**settings | {"model": SMALL | {"dropout": 0.1}} | changes)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """300 and 30 pairs of the embedded grammar, as files of a user's."""
+    folder, files = tmp_path_factory.mktemp("text"), {}
+    for split, count in ("train", 300), ("valid", 30):
+        files[split] = str(folder / f"{split}.tsv")
+        lines = [f"{a}\t{b}\n" for a, b in grammar_split("valid")[-count:]]
+        Path(files[split]).write_text("".join(lines), encoding="utf-8")
+    prepare(files, folder / "data", 340, threads=1)
+    return files
+
+
+@pytest.fixture(scope="module")
+def data_dir(corpus):
+    return Path(corpus["train"]).parent / "data"
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, data_dir, tmp_path_factory):
+    """The run without any accident."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(recipe_of(corpus, max_steps=24), folder, data_dir, show=False)
+    return folder
+
+
+def state(run_dir):
+    """All tensors of the last checkpoint, random state included, and the losses."""
+    tensors, record = load_tensors(run_dir / "last.safetensors")
+    losses = [(h["step"], h["train_loss"], h["valid_loss"]) for h in record["history"]]
+    return tensors, losses
+
+
+def assert_same_run(one, two):
+    (tensors, losses), (others, other_losses) = state(one), state(two)
+    assert losses == other_losses
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, others[name]), name
+    for name in "best", "average":
+        a, b = (load_run(folder, weights=name) for folder in (one, two))
+        for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True):
+            assert torch.equal(p, q), name
+
+
+KILLING = """
+import json, os, random, signal, sys, time
+from transformer_lib.training import Recipe, load_tensors, train
+
+settings, data, folder, kills = json.loads(sys.argv[1])
+recipe = Recipe(**settings)
+
+
+def start(run_dir):
+    if child := os.fork():
+        return child
+    try:
+        train(recipe, run_dir, data, show=False)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+began = time.monotonic()
+_, status = os.waitpid(start(f"{folder}/whole"), 0)
+assert status == 0, status
+whole = time.monotonic() - began
+
+rng, killed, runs, writing = random.Random(11), 0, 0, 0
+while killed < kills:
+    runs += 1
+    os.mkdir(f"{folder}/{runs}")
+    while True:
+        child = start(f"{folder}/{runs}")
+        wait = rng.uniform(0, whole / 3) if killed < kills else 1e9
+        end = time.monotonic() + wait
+        while not (gone := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+            time.sleep(0.001)
+        if gone[0]:
+            assert gone[1] == 0, gone
+            break
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        killed += 1
+        names = " ".join(os.listdir(folder) + os.listdir(f"{folder}/{runs}"))
+        writing += ".part" in names or ".new" in names
+print(json.dumps({"killed": killed, "runs": runs, "writing": writing, "s": whole}))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_twenty_times(corpus, data_dir, tmp_path):
+    """SIGKILL at random moments, dropout on: the same weights to the bit."""
+    settings = asdict(recipe_of(corpus, dropout_after=10, accumulate=2))
+    asked = json.dumps([settings, str(data_dir), str(tmp_path), 20])
+    done = subprocess.run(
+        [sys.executable, "-c", KILLING, asked],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["killed"] == 20
+    for number in range(1, said["runs"] + 1):
+        assert_same_run(tmp_path / "whole", tmp_path / str(number))
+
+
+def cut_short(path):
+    """A file of which only the first half arrived."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def one_bit(path):
+    """A file of which one bit is another."""
+    content = bytearray(path.read_bytes())
+    content[len(content) * 3 // 4] ^= 16
+    path.write_bytes(bytes(content))
+
+
+def emptied(path):
+    """What metaseq issue 53 reports: a last checkpoint of zero bytes."""
+    path.write_bytes(b"")
+
+
+DAMAGES = [cut_short, one_bit, emptied]
+
+
+@pytest.fixture
+def half_way(corpus, data_dir, tmp_path):
+    """A run that stopped in the middle."""
+    train(recipe_of(corpus, max_steps=12), tmp_path / "run", data_dir, show=False)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_last_checkpoint_is_named_and_the_one_before_it_taken(
+    damage, half_way, whole, corpus, data_dir
+):
+    damage(half_way / "last.safetensors")
+    with pytest.warns(UserWarning, match="last.safetensors is damaged.*last.previous"):
+        train(recipe_of(corpus, max_steps=24), half_way, data_dir, show=False)
+    assert_same_run(whole, half_way)
+
+
+def test_two_damaged_checkpoints_are_named_and_the_best_weights_still_load(
+    half_way, corpus, data_dir
+):
+    for name in "last", "last.previous":
+        cut_short(half_way / f"{name}.safetensors")
+    with pytest.raises(DamagedFile, match="last.safetensors.*last.previous.safetens"):
+        train(recipe_of(corpus, max_steps=24), half_way, data_dir, show=False)
+    assert load_run(half_way).record["step"] == 12
+    assert load_run(half_way, weights="average").record["averaged"] == [8, 12]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_best_weights_are_named_and_others_load(damage, half_way):
+    damage(half_way / "best.safetensors")
+    with pytest.raises(DamagedFile, match="best.safetensors is damaged"):
+        load_run(half_way)
+    assert load_run(half_way, weights="last").record["step"] == 12
+
+
+@pytest.mark.parametrize("spare_is_good", [True, False])
+def test_a_lost_best_is_written_again(half_way, corpus, data_dir, spare_is_good):
+    cut_short(half_way / "best.safetensors")
+    if not spare_is_good:
+        cut_short(half_way / "step-000012.safetensors")
+    recipe = recipe_of(corpus, max_steps=12 if spare_is_good else 16)
+    with pytest.warns(UserWarning, match="best.safetensors is damaged"):
+        run = train(recipe, half_way, data_dir, show=False)
+    assert run.record["step"] == recipe.max_steps
+
+
+def test_damaged_token_pairs_are_named_and_the_run_is_kept(
+    corpus, data_dir, half_way, tmp_path
+):
+    shutil.copytree(data_dir, tmp_path / "data")
+    one_bit(tmp_path / "data/train/src.npy")
+    recipe = recipe_of(corpus, max_steps=24)
+    with pytest.raises(ValueError, match=r"train/src.npy is damaged"):
+        train(recipe, half_way, tmp_path / "data", show=False)
+    assert load_run(half_way).record["step"] == 12
+
+
+FULL_DISK = """
+import json, os, sys
+from pathlib import Path
+from transformer_lib.training import Recipe, load_run, train
+
+long, short, data, folder = json.loads(sys.argv[1])
+run = Path(folder) / "run"
+train(Recipe(**short), run, data, show=False)
+ballast = os.open(Path(folder) / "ballast", os.O_CREAT | os.O_WRONLY)
+try:
+    while True:
+        os.write(ballast, bytes(4096))
+except OSError:
+    os.truncate(ballast, os.stat(ballast).st_size - 80_000)
+try:
+    train(Recipe(**long), run, data, show=False)
+except OSError as error:
+    print("said:", error)
+steps = [load_run(run, weights=name).record["step"] for name in ("best", "last")]
+print("good:", *steps)
+print("left:", [p.name for p in run.iterdir() if p.name.endswith((".part", ".new"))])
+os.close(ballast)
+os.remove(Path(folder) / "ballast")
+train(Recipe(**long), run, data, show=False)
+os.system(f"cp -r {run} {sys.argv[2]}")
+"""
+
+
+def test_full_disk(corpus, data_dir, whole, tmp_path):
+    """On a small tmpfs: it is said, the last good state stays, and the run goes on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=5m none {disk}"
+    root = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    try:
+        able = subprocess.run([*root, "sh", "-c", mount], capture_output=True)
+    except OSError:
+        able = None
+    if able is None or able.returncode:
+        pytest.skip("this system lets nobody mount a small tmpfs")
+    recipes = [asdict(recipe_of(corpus, max_steps=n)) for n in (24, 8)]
+    asked = json.dumps([*recipes, str(data_dir), str(disk)])
+    command = f'{mount} && "$0" -c "$1" "$2" "$3"'
+    done = subprocess.run(
+        [*root, "sh", "-c", command, sys.executable, FULL_DISK, asked,
+         str(tmp_path / "saved")],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "could not be written" in done.stdout, done.stdout
+    assert "good: 8 8" in done.stdout
+    assert "left: []" in done.stdout
+    assert_same_run(whole, tmp_path / "saved")
+
+
+SHARED = """
+import json, os, sys
+from transformer_lib import training
+
+settings, data, folder = json.loads(sys.argv[1])
+recipe = training.Recipe(**settings)
+run = training.train(recipe, f"{folder}/shared", data, "cpu", show=False)
+assert run.progress.step == recipe.max_steps
+print("through")
+real, calls = training.update, []
+
+
+def failing(*args):
+    calls.append(1)
+    if os.environ["RANK"] == "1" and len(calls) == 3:
+        raise RuntimeError("a fault of process 1")
+    return real(*args)
+
+
+training.update = failing
+training.train(recipe, f"{folder}/fails", data, "cpu", show=False)
+"""
+
+
+def test_two_processes_are_one_with_accumulation(corpus, data_dir, tmp_path):
+    """torchrun on gloo: the losses and weights of one process with accumulation 2.
+
+    Then process 1 fails in the middle of a second run: nobody waits for long.
+    """
+    recipe = recipe_of(corpus, accumulate=2, max_steps=12, model=SMALL | {"dropout": 0})
+    one = train(recipe, tmp_path / "one", data_dir, show=False)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    script = tmp_path / "shared.py"
+    script.write_text(SHARED)
+    asked = json.dumps([asdict(recipe), str(data_dir), str(tmp_path)])
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         "--master-addr", "127.0.0.1", "--master-port", str(port),
+         str(script), asked],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.stdout.count("through") == 2, done.stderr
+    assert time.monotonic() - began < 300  # seconds, where the machine is not busy
+    assert done.returncode != 0 and "a fault of process 1" in done.stderr
+    two = load_run(tmp_path / "shared")
+    for a, b in zip(one.history, two.history, strict=True):
+        assert a["tokens"] == b["tokens"]
+        for key in "train_loss", "valid_loss", "grad_norm":
+            assert a[key] == pytest.approx(b[key], rel=1e-6), key
+    for p, q in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, atol=1e-5, rtol=1e-4)
+
+
+def test_processes_that_cannot_share_the_batches_are_told(corpus, data_dir, tmp_path):
+    recipe = recipe_of(corpus, accumulate=3)
+    with pytest.raises(ValueError, match="accumulate=3: 2 processes.*multiple of 2"):
+        training.set_up(recipe, tmp_path, data_dir, "cpu", 0, 2)
