@@ -1,30 +1,76 @@
-"""Chapter 12: greedy decoding against a plain loop, limits, company, mistakes."""
+"""Chapter 12: searches against plain loops and all sentences, the cache, mistakes."""
+
+import itertools
+import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib.decoding import greedy_decode, output_limits
+from transformer_lib.batches import pad
+from transformer_lib.decoding import (
+    CachedSteps,
+    FullSteps,
+    Hypothesis,
+    beam_search,
+    best_tokens,
+    force_score,
+    greedy_decode,
+    greedy_search,
+    length_penalty,
+    output_limits,
+    search,
+)
 from transformer_lib.exercises.decoding import (
+    check_best_index,
     check_cut,
     check_log_probability,
+    check_reorder,
     check_temperature,
 )
 from transformer_lib.text import BOS, EOS, PAD
+from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 VOCABULARY = 30
+FEW = settings(max_examples=12, deadline=None)
 
 
-@pytest.fixture(scope="module")
-def model():
+@pytest.fixture(scope="module", params=["post-norm", "pre-norm, learned, untied"])
+def model(request):
     torch.manual_seed(1)
-    config = TransformerConfig(VOCABULARY, 32, num_heads=4, num_layers=2, d_ff=64)
+    changes = {}
+    if request.param != "post-norm":
+        changes = {"norm_first": True, "positions": "learned", "tie_embeddings": False}
+        changes |= {"attention_bias": True, "d_k": 5, "d_v": 7}
+    config = TransformerConfig(
+        VOCABULARY, 32, num_heads=4, num_layers=2, d_ff=64, **changes
+    )
     model = Transformer(config)
     with torch.no_grad():  # sharper than at the start, so that rows end at all lengths
         model.output.weight.mul_(3)
     return model
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return load_pretrained("tatoeba-en-de")[:2]
+
+
+@pytest.fixture(scope="module")
+def sources(trained):
+    texts = [
+        "Tom is reading a book.",
+        "I don't know what to say.",
+        "My brother lives in Boston with his wife and two children.",
+        "Help!",
+        "She closed the door quietly.",
+        "It has been raining since this morning, so we stayed at home.",
+        "Why didn't you tell me that you were coming?",
+        "",
+    ]
+    return [trained[1].encode(text) + [EOS] for text in texts]
 
 
 def plainly(model, row, max_extra):
@@ -32,48 +78,392 @@ def plainly(model, row, max_extra):
     src_ids, out = torch.tensor([row]), []
     model.eval()
     while len(out) < len(row) - 1 + max_extra:
-        best = int(model(src_ids, torch.tensor([[BOS, *out]]))[0, -1].argmax())
+        logits = model(src_ids, torch.tensor([[BOS, *out]]))[0, -1].clone()
+        logits[[PAD, BOS]] = -torch.inf  # never said
+        best = int(logits.argmax())
         if best == EOS:
             break
         out.append(best)
-    return [i for i in out if i != PAD]
+    return out
 
 
 rows = st.lists(st.integers(4, VOCABULARY - 1), min_size=0, max_size=7)
 
 
-@settings(max_examples=20, deadline=None)
+# --- greedy ---------------------------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=4), st.integers(0, 8))
 def test_batch_equals_plain_loop(model, sentences, max_extra):
     sources = [row + [EOS] for row in sentences]
-    width = max(map(len, sources))
-    src_ids = torch.tensor([row + [PAD] * (width - len(row)) for row in sources])
-    got = greedy_decode(model, src_ids, max_extra)
+    got = greedy_decode(model, pad(sources), max_extra)
     assert got == [plainly(model, row, max_extra) for row in sources]
     for row, ids in zip(sources, got, strict=True):
         assert len(ids) <= len(row) - 1 + max_extra
-        assert not {EOS, PAD} & set(ids)
+        assert not {EOS, PAD, BOS} & set(ids)
 
 
-def test_model_is_left_as_it_was(model):
+@pytest.mark.parametrize("decode", [greedy_decode, beam_search])
+def test_model_is_left_as_it_was(model, decode):
     model.train()
-    greedy_decode(model, torch.tensor([[5, EOS]]))
+    src_ids = torch.tensor([[5, 6, 7, EOS]])
+    assert decode(model, src_ids) == decode(model, src_ids)  # dropout is off
+    assert model.training
+    with pytest.raises(ValueError, match="ids"):  # and after an error
+        decode(model, torch.tensor([[VOCABULARY + 5, EOS]]))
     assert model.training
 
 
-def test_dropout_is_off(model):
-    model.train()
-    src_ids = torch.tensor([[5, 6, 7, EOS]])
-    assert greedy_decode(model, src_ids) == greedy_decode(model, src_ids)
-
-
-def test_limits():
+def test_limits(model):
     ids = torch.tensor([[5, 6, EOS], [5, EOS, PAD]])
     assert output_limits(ids, 50).tolist() == [52, 51]
     with pytest.raises(ValueError, match="max_extra=-1"):
         output_limits(ids, -1)
     with pytest.raises(ValueError, match="source 1 has no tokens"):
         output_limits(torch.tensor([[5, EOS], [PAD, PAD]]), 50)
+    for beam_size, n_best, alpha in ((0, 1, 0.6), (4, 5, 0.6), (4, 0, 0.6), (4, 1, -1)):
+        with pytest.raises(ValueError, match="n_best=|alpha="):
+            beam_search(model, ids, beam_size, alpha, n_best=n_best)
+    with pytest.raises(ValueError, match="alpha=nan"):
+        beam_search(model, ids, alpha=math.nan)
+    with pytest.raises(ValueError, match="2 sources and 1 outputs"):
+        force_score(model, ids, [[5]])
+
+
+def test_best_tokens_breaks_ties_by_id():
+    torch.manual_seed(0)
+    for _ in range(50):
+        logits = torch.randint(4, (3, 2, 11)).float()  # many ties
+        values, ids = best_tokens(logits, 5)
+        wanted = logits.sort(dim=-1, descending=True, stable=True)
+        assert torch.equal(values, wanted[0][..., :5])
+        assert torch.equal(ids, wanted[1][..., :5])
+    assert best_tokens(torch.zeros(1, 3), 9)[1].tolist() == [[0, 1, 2]]
+
+
+# --- the cache ------------------------------------------------------------------------
+
+
+@FEW
+@given(
+    st.lists(rows, min_size=1, max_size=4),
+    st.lists(st.integers(1, 4), min_size=1, max_size=8),
+    st.integers(0, 10**6),
+)
+def test_cached_steps_equal_full_steps(model, sentences, widths, seed):
+    """Random tokens, parents, beam widths, and sentences that leave."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(high, *shape):
+        return torch.randint(high, shape, generator=generator)
+
+    src_ids, k = pad([row + [EOS] for row in sentences]), 1
+    model.eval()
+    with torch.inference_mode():
+        steps = [FullSteps(model, src_ids), CachedSteps(model, src_ids)]
+        steps[1].prune_at = 5  # soon and often
+        size = len(src_ids)
+        for width in widths:
+            parents, tokens = draw(k, size, width), draw(VOCABULARY, size, width)
+            k = width
+            full, cached = (s.step(tokens, parents) for s in steps)
+            torch.testing.assert_close(cached, full, atol=1e-5, rtol=1e-5)
+            if size > 1 and draw(3, 1) == 0:
+                size -= 1
+                for s in steps:
+                    s.keep(torch.arange(size) + 1)
+
+
+def test_cached_equals_uncached_on_a_trained_model(trained, sources):
+    model, src_ids = trained[0], pad(sources)
+    limits = output_limits(src_ids, 50)
+    with torch.inference_mode():
+        assert greedy_search(FullSteps(model, src_ids), limits) == greedy_decode(
+            model, src_ids
+        )
+        slow = search(FullSteps(model, src_ids[:5]), limits[:5], n_best=2)
+    fast = beam_search(model, src_ids[:5], n_best=2)
+    for a, b in zip(slow, fast, strict=True):
+        assert [h.ids for h in a] == [h.ids for h in b]
+        for x, y in zip(a, b, strict=True):
+            assert x.log_prob == pytest.approx(y.log_prob, abs=1e-5, rel=1e-5)
+
+
+def test_cache_forgets_dead_branches(trained, sources):
+    """After many steps of one beam's offspring the tree is little more than a line."""
+    src_ids = pad(sources[:2])
+    with torch.inference_mode():
+        steps = CachedSteps(trained[0], src_ids)
+        tokens = torch.full((2, 1), BOS)
+        for t in range(200):
+            steps.step(tokens, torch.zeros_like(tokens))
+            tokens = torch.full((2, 4), 5 + t)
+    assert steps.length == 200 and steps.caches[0].length < 500  # of 797 read
+
+
+# --- beam search on a trained model ---------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_score_is_that_of_a_forced_pass(trained, sources, alpha):
+    model, src_ids = trained[0], pad(sources)
+    found = beam_search(model, src_ids, alpha=alpha, n_best=3)
+    for place in range(3):
+        ids = [h[min(place, len(h) - 1)].ids for h in found]
+        for h, forced in zip(found, force_score(model, src_ids, ids), strict=True):
+            h = h[min(place, len(h) - 1)]
+            assert h.log_prob == pytest.approx(forced, abs=1e-5, rel=1e-6)
+            penalty = length_penalty(len(h.ids) + 1, alpha)
+            assert h.score == pytest.approx(forced / penalty, abs=1e-5)
+    for hypotheses in found:
+        scores = [h.score for h in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(h.ids) for h in hypotheses}) == len(hypotheses)
+
+
+def test_batch_of_one_equals_batch_of_many(trained, sources):
+    model = trained[0]
+    together = beam_search(model, pad(sources), n_best=2)
+    wider = torch.nn.functional.pad(pad(sources), (0, 9), value=PAD)
+    order = torch.randperm(len(sources), generator=torch.Generator().manual_seed(0))
+    shuffled = beam_search(model, wider[order], n_best=2)
+    alone = [beam_search(model, torch.tensor([row]), n_best=2)[0] for row in sources]
+    for other in (alone, [shuffled[i] for i in order.argsort().tolist()]):
+        for a, b in zip(together, other, strict=True):
+            assert [h.ids for h in a] == [h.ids for h in b]
+            for x, y in zip(a, b, strict=True):
+                assert x.log_prob == pytest.approx(y.log_prob, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+def test_beam_of_one_is_greedy(trained, sources, alpha):
+    src_ids = pad(sources)
+    for max_extra in (0, 2, 50):
+        found = beam_search(trained[0], src_ids, 1, alpha, max_extra)
+        assert [h.ids for (h,) in found] == greedy_decode(
+            trained[0], src_ids, max_extra
+        )
+
+
+def test_beam_is_seldom_less_probable_than_greedy(trained, sources):
+    model, src_ids = trained[0], pad(sources)
+    greedy = force_score(model, src_ids, greedy_decode(model, src_ids))
+    beam = [h[0].log_prob for h in beam_search(model, src_ids, alpha=0.0)]
+    assert sum(beam) > sum(greedy) - 1e-6
+
+
+def test_forced_end_is_scored(trained, sources):
+    """At the limit the end symbol comes at any price, and the price is in the score."""
+    model, src_ids = trained[0], pad(sources)
+    found = beam_search(model, src_ids, max_extra=0)
+    limits = output_limits(src_ids, 0).tolist()
+    best = [h[0] for h in found]
+    for h, forced, limit in zip(
+        best, force_score(model, src_ids, [h.ids for h in best]), limits, strict=True
+    ):
+        assert len(h.ids) <= limit
+        assert h.log_prob == pytest.approx(forced, abs=1e-5, rel=1e-6)
+    only_end = beam_search(model, torch.tensor([[EOS]]), max_extra=0, n_best=4)
+    (nothing,) = only_end[0]  # one sentence is possible: the empty one
+    assert nothing.ids == [] and nothing.score == pytest.approx(nothing.log_prob)
+    assert greedy_decode(model, torch.tensor([[EOS]]), max_extra=0) == [[]]
+
+
+def test_a_model_that_never_ends(model):
+    def forbid(module, inputs, logits):
+        return logits.index_fill(-1, torch.tensor([EOS]), -torch.inf)
+
+    hook = model.output.register_forward_hook(forbid)
+    src_ids = torch.tensor([[5, 6, EOS], [7, EOS, PAD]])
+    found = beam_search(model, src_ids, max_extra=3)
+    greedy = greedy_decode(model, src_ids, max_extra=3)
+    hook.remove()
+    assert [len(h[0].ids) for h in found] == [len(ids) for ids in greedy] == [5, 4]
+    assert all(h[0].log_prob == -math.inf for h in found)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(rows, min_size=1, max_size=4), st.integers(1, 5), st.floats(0, 2))
+def test_any_setting_gives_sentences(model, sentences, beam_size, alpha):
+    src_ids = pad([row + [EOS] for row in sentences])
+    found = beam_search(model, src_ids, beam_size, alpha, 6, n_best=beam_size)
+    assert len(found) == len(sentences)
+    for hypotheses, limit in zip(
+        found, output_limits(src_ids, 6).tolist(), strict=True
+    ):
+        assert 1 <= len(hypotheses) <= beam_size
+        for h in hypotheses:
+            assert isinstance(h, Hypothesis) and len(h.ids) <= limit
+            assert not {EOS, PAD, BOS} & set(h.ids)
+            assert h.log_prob <= 0
+
+
+# --- tables: every sentence is known --------------------------------------------------
+
+
+class Table:
+    """Next-token probabilities by beginning; steps for some sentences of it."""
+
+    def __init__(self, tables, words):
+        self.tables, self.size = tables, 4 + words
+        self.past = [[()] for _ in tables]
+
+    def step(self, tokens, parents):
+        self.past = [
+            [past[p] + (t,) * (t != BOS) for t, p in zip(*pair, strict=True)]
+            for past, *pair in zip(
+                self.past, tokens.tolist(), parents.tolist(), strict=True
+            )
+        ]
+        return torch.stack(
+            [
+                torch.stack([row(table, past, self.size) for past in beams])
+                for table, beams in zip(self.tables, self.past, strict=True)
+            ]
+        )
+
+    def keep(self, rows):
+        self.past = [self.past[i] for i in rows.tolist()]
+        self.tables = [self.tables[i] for i in rows.tolist()]
+
+
+def row(table, past, size):
+    """Log-probabilities after a beginning: from a table, or drawn by its seed."""
+    logits = torch.full((size,), -torch.inf)
+    if isinstance(table, dict):
+        for token, p in table.get(past, {EOS: 1.0}).items():
+            logits[token] = math.log(p)
+        return logits
+    seed, sharpness = table
+    generator = torch.Generator().manual_seed(hash((seed, past)) % 2**31)
+    logits = torch.randn(size, generator=generator) * sharpness
+    logits[[PAD, BOS, 1]] = -torch.inf
+    return logits.log_softmax(dim=-1)
+
+
+def everything(table, words, limit):
+    """All sentences of up to so many tokens, with their log-probabilities."""
+    for length in range(limit + 1):
+        for ids in itertools.product(range(4, 4 + words), repeat=length):
+            total = 0.0
+            for t, token in enumerate((*ids, EOS)):
+                total += float(row(table, ids[:t], 4 + words)[token])
+            yield list(ids), total
+
+
+A, B, C, D = 4, 5, 6, 7
+GREEDY_FAILS = {  # the best first word is not that of the best sentence
+    (): {A: 0.6, B: 0.4},
+    (A,): {C: 0.5, D: 0.5},
+    (B,): {C: 0.9, D: 0.1},
+}
+LONGER_WINS = {  # a short sentence is found first; with the penalty a longer one wins
+    (): {A: 0.45, B: 0.55},
+    (A,): {EOS: 1.0},
+    (B,): {C: 0.9, D: 0.1},
+    (B, C): {D: 0.9, A: 0.1},
+    (B, C, D): {EOS: 0.9, A: 0.1},
+}
+
+
+def first(table, **kwargs):
+    ((best,),) = search(Table([table], 4), torch.tensor([6]), **kwargs)
+    return best
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_beam_finds_what_greedy_misses(alpha):
+    limits = torch.tensor([6])
+    assert greedy_search(Table([GREEDY_FAILS], 4), limits) == [[A, C]]
+    assert first(GREEDY_FAILS, beam_size=1, alpha=alpha).ids == [A, C]
+    best = first(GREEDY_FAILS, beam_size=2, alpha=alpha)
+    assert best.ids == [B, C] and best.log_prob == pytest.approx(math.log(0.36))
+    assert best.score == pytest.approx(math.log(0.36) / (8 / 6) ** alpha)
+
+
+def test_stopping_waits_for_the_longer_one():
+    assert first(LONGER_WINS, beam_size=2, alpha=0.0).ids == [A]
+    assert first(LONGER_WINS, beam_size=2, alpha=0.6).ids == [B, C, D]
+
+
+def test_ties_are_decided_by_id():
+    even = {(): {D: 0.25, A: 0.25, C: 0.25, B: 0.25}}
+    found = search(Table([even], 4), torch.tensor([3]), 4, 0.6, n_best=4)[0]
+    assert [h.ids for h in found] == [[A], [B], [C], [D]]
+
+
+tables = st.tuples(st.integers(0, 10**6), st.sampled_from([0.5, 1.5, 3.0]))
+
+
+@FEW
+@given(tables, st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.integers(0, 3))
+def test_large_beam_is_exhaustive(table, alpha, limit):
+    ranked = sorted(
+        (-p / length_penalty(len(ids) + 1, alpha), p, ids)
+        for ids, p in everything(table, 3, limit)
+    )
+    found = search(Table([table], 3), torch.tensor([limit]), 200, alpha, n_best=3)[0]
+    assert len(found) == min(3, len(ranked))
+    for h, (score, log_p, ids) in zip(found, ranked, strict=False):
+        assert h.ids == ids
+        assert h.log_prob == pytest.approx(log_p, abs=1e-5)
+        assert h.score == pytest.approx(-score, abs=1e-5)
+
+
+def without_stopping(table, words, limit, beam_size, alpha, n_best):
+    """The same beam, in plain Python, run to the limit: no bound, nothing dropped."""
+    alive, found = [((), 0.0)], []
+    for t in range(limit + 1):
+        everywhere = []
+        for past, p in alive:
+            for token, q in enumerate(row(table, past, 4 + words).tolist()):
+                if q > -math.inf:
+                    everywhere.append((p + min(q, 0.0), past, token))
+        everywhere.sort(key=lambda c: -c[0])
+        ends = [c for c in everywhere if c[2] == EOS]
+        if t < limit:
+            ends = [c for c in everywhere[:beam_size] if c[2] == EOS]
+        for p, past, _ in ends:
+            found.append((p / length_penalty(t + 1, alpha), list(past)))
+        goes_on = [c for c in everywhere if c[2] != EOS]
+        alive = [((*past, token), p) for p, past, token in goes_on[:beam_size]]
+    return sorted(found, key=lambda f: -f[0])[:n_best]
+
+
+@FEW
+@given(
+    st.lists(tables, min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.6, 1.0]),
+    st.integers(2, 4),
+    st.integers(1, 2),
+    st.integers(0, 7),
+)
+def test_stopping_early_misses_nothing(few, alpha, beam_size, n_best, limit):
+    limits = torch.tensor([max(0, limit - i) for i in range(len(few))])
+    found = search(Table(few, 3), limits, beam_size, alpha, n_best)
+    for table, hypotheses, end in zip(few, found, limits.tolist(), strict=True):
+        wanted = without_stopping(table, 3, end, beam_size, alpha, n_best)
+        assert [h.ids for h in hypotheses] == [ids for _, ids in wanted]
+        for h, (score, _) in zip(hypotheses, wanted, strict=True):
+            assert h.score == pytest.approx(score, abs=1e-5)
+
+
+# --- exercises ------------------------------------------------------------------------
+
+
+def scatter(keys, parents):
+    out = keys.clone()
+    out[parents] = keys
+    return out
+
+
+def ranked(key):
+    def best_index(log_probs, lengths, alpha):
+        scores = [key(p, n, alpha) for p, n in zip(log_probs, lengths, strict=True)]
+        return scores.index(max(scores))
+
+    return best_index
 
 
 @pytest.mark.parametrize(
@@ -105,6 +495,16 @@ def test_limits():
         (check_temperature, lambda x, t: x.softmax(-1) / t, "before the softmax"),
         (check_temperature, lambda x, t: (x * t).softmax(-1), "multiplied"),
         (check_temperature, lambda x, t: x.softmax(-1), "changed nothing"),
+        (check_best_index, ranked(lambda p, n, a: p), "log-probability alone"),
+        (check_best_index, ranked(lambda p, n, a: p / n**a), "not the paper's penalty"),
+        (
+            check_best_index,
+            ranked(lambda p, n, a: -p / ((5 + n) / 6) ** a),
+            "the lowest score",
+        ),
+        (check_reorder, lambda keys, parents: keys, "stale"),
+        (check_reorder, lambda keys, parents: keys[:, parents], "reordered the heads"),
+        (check_reorder, scatter, "wrote rows to their parents' places"),
     ],
 )
 def test_mistakes_are_named(check, wrong, telling):

@@ -1,0 +1,239 @@
+"""The same weights in torch, Hugging Face Marian and CTranslate2: the same numbers.
+
+The model is the one that ships, trained on real sentences, so that a best token is best
+by a margin and not by rounding.
+"""
+
+import importlib.util
+import json
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from oracles import ctranslate2_model, marian, token_names
+
+from transformer_lib.batches import pad
+from transformer_lib.decoding import beam_search, force_score, greedy_decode
+from transformer_lib.text import BOS, EOS, PAD
+from transformer_lib.training import load_pretrained
+from transformer_lib.transformer import torch_twin
+
+PAIRS = [
+    ("Tom is reading a book.", "Tom liest ein Buch."),
+    ("I don't know what to say.", "Ich weiß nicht, was ich sagen soll."),
+    ("Where did you buy this?", "Wo hast du das gekauft?"),
+    ("She closed the door quietly.", "Sie schloss leise die Tür."),
+    ("We have to wait until tomorrow.", "Wir müssen bis morgen warten."),
+    ("Help!", "Hilfe!"),
+    ("My brother lives in Boston with his wife.", "Mein Bruder lebt in Boston."),
+    ("It has been raining since this morning.", "Es regnet seit heute Morgen."),
+]
+
+
+def needs(package):
+    """The package, or a skip that says loudly what was not checked."""
+    try:
+        return pytest.importorskip(package)
+    except pytest.skip.Exception:
+        warnings.warn(
+            f"{package} is not installed: parity with it was NOT checked. "
+            "`make test` installs it (extra: test).",
+            stacklevel=2,
+        )
+        raise
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    model, tokenizer, _ = load_pretrained("tatoeba-en-de")
+    return model.eval(), tokenizer
+
+
+@pytest.fixture(scope="module")
+def batch(shipped):
+    """Sources (B, S), what the decoder reads (B, T), and what it should say (B, T)."""
+    _, tokenizer = shipped
+    src = pad([tokenizer.encode(english) + [EOS] for english, _ in PAIRS])
+    targets = [tokenizer.encode(german) for _, german in PAIRS]
+    tgt_in = pad([[BOS, *ids] for ids in targets])
+    return src, tgt_in, targets
+
+
+@pytest.fixture(scope="module")
+def ours(shipped, batch):
+    """Our log-probabilities, (B, T, V)."""
+    src, tgt_in, _ = batch
+    with torch.inference_mode():
+        return shipped[0](src, tgt_in).log_softmax(dim=-1)
+
+
+def assert_close(got, wanted, targets):
+    """Equal to 1e-5 where a target token is read; padding may hold anything."""
+    for row, ids in enumerate(targets):
+        n = len(ids) + 1
+        torch.testing.assert_close(got[row, :n], wanted[row, :n], atol=1e-5, rtol=1e-5)
+
+
+def test_model_is_trained(shipped, batch):
+    scores = force_score(shipped[0], batch[0], batch[2])
+    tokens = sum(len(ids) + 1 for ids in batch[2])
+    guessing = -math.log(shipped[0].config.vocab_size)
+    assert sum(scores) / tokens > guessing / 2
+
+
+def sinusoids(length, d):
+    """The paper's table, written once more: sine even, cosine odd."""
+    table = torch.zeros(length, d, dtype=torch.float64)
+    for pos in range(length):
+        for i in range(d // 2):
+            angle = pos / 10000 ** (2 * i / d)
+            table[pos, 2 * i], table[pos, 2 * i + 1] = math.sin(angle), math.cos(angle)
+    return table.float()
+
+
+def torch_log_probs(model, src, tgt_in):
+    """The model in torch's own modules: nn.Embedding, nn.Transformer, nn.Linear."""
+    d = model.config.d_model
+    weight, twin = model.src_embedding.weight, torch_twin(model).eval()
+    embed = torch.nn.Embedding.from_pretrained(weight)
+    x, y = (embed(i) * math.sqrt(d) + sinusoids(i.shape[1], d) for i in (src, tgt_in))
+    later = torch.ones(tgt_in.shape[1], tgt_in.shape[1]).triu(1).bool()
+    unread = src == PAD  # True is forbidden there
+    hidden = twin(
+        x,
+        y,
+        tgt_mask=later,
+        src_key_padding_mask=unread,
+        memory_key_padding_mask=unread,
+    )
+    return torch.nn.functional.linear(hidden, weight).log_softmax(dim=-1)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_torch_log_probabilities(shipped, batch, ours):
+    src, tgt_in, targets = batch
+    assert_close(torch_log_probs(shipped[0], src, tgt_in), ours, targets)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_torch_greedy(shipped, batch):
+    """Greedy decoding by a plain loop over torch's own model."""
+    src, got = batch[0][:4], greedy_decode(shipped[0], batch[0][:4])
+    for row, ids in zip(src, got, strict=True):
+        row, out = row[row != PAD][None], []
+        while len(out) < row.shape[1] + 49:
+            log_p = torch_log_probs(shipped[0], row, torch.tensor([[BOS, *out]]))
+            if (best := int(log_p[0, -1].argmax())) == EOS:
+                break
+            out.append(best)
+        assert ids == out
+
+
+@pytest.fixture(scope="module")
+def hugging_face(shipped):
+    needs("transformers")
+    return marian(shipped[0])
+
+
+@torch.no_grad()
+def test_marian_log_probabilities(hugging_face, batch, ours):
+    src, tgt_in, targets = batch
+    logits = hugging_face(
+        input_ids=src, attention_mask=src != PAD, decoder_input_ids=tgt_in
+    ).logits
+    assert_close(logits.log_softmax(dim=-1), ours, targets)
+
+
+@torch.no_grad()
+def test_marian_greedy(hugging_face, shipped, batch):
+    src = batch[0]
+    out = hugging_face.generate(
+        input_ids=src,
+        attention_mask=src != PAD,
+        num_beams=1,
+        do_sample=False,
+        max_new_tokens=60,
+        forced_eos_token_id=None,
+    )
+    theirs = [[i for i in row if i not in (PAD, BOS, EOS)] for row in out.tolist()]
+    assert theirs == greedy_decode(shipped[0], src)
+
+
+@torch.no_grad()
+def test_marian_beam_without_penalty(hugging_face, shipped, batch):
+    """With alpha 0 the two penalties agree; ours is never the less probable."""
+    src = batch[0]
+    out = hugging_face.generate(
+        input_ids=src,
+        attention_mask=src != PAD,
+        num_beams=4,
+        do_sample=False,
+        length_penalty=0.0,
+        early_stopping="never",
+        max_new_tokens=60,
+        forced_eos_token_id=None,
+    )
+    theirs = [[i for i in row if i not in (PAD, BOS, EOS)] for row in out.tolist()]
+    found = beam_search(shipped[0], src, 4, alpha=0.0)
+    for hypotheses, score in zip(
+        found, force_score(shipped[0], src, theirs), strict=True
+    ):
+        assert hypotheses[0].log_prob > score - 1e-4
+    same = sum(h[0].ids == ids for h, ids in zip(found, theirs, strict=True))
+    assert same >= len(src) - 1
+
+
+@pytest.fixture(scope="module")
+def engine(shipped, tmp_path_factory):
+    ctranslate2 = needs("ctranslate2")
+    folder = ctranslate2_model(shipped[0], tmp_path_factory.mktemp("ct2"))
+    return ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
+
+
+def test_ctranslate2_log_probabilities(engine, shipped, batch, ours):
+    src, _, targets = batch
+    names = token_names(shipped[0].config.vocab_size)
+    source = [[names[i] for i in row if i != PAD] for row in src.tolist()]
+    found = engine.score_batch(source, [[names[i] for i in ids] for ids in targets])
+    for row, (result, ids) in enumerate(zip(found, targets, strict=True)):
+        wanted = ours[row].gather(-1, torch.tensor([*ids, EOS])[:, None])[:, 0]
+        got = torch.tensor(result.log_probs)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_ctranslate2_greedy(engine, shipped, batch):
+    src = batch[0]
+    names = token_names(shipped[0].config.vocab_size)
+    number = {name: i for i, name in enumerate(names)}
+    source = [[names[i] for i in row if i != PAD] for row in src.tolist()]
+    found = engine.translate_batch(source, beam_size=1, max_decoding_length=60)
+    theirs = [[number[name] for name in result.hypotheses[0]] for result in found]
+    assert theirs == greedy_decode(shipped[0], src)
+
+
+def test_benchmark_runs(tmp_path, capsys):
+    """`python benchmarks/decoding.py --quick`: it writes what it measured."""
+    needs("transformers")
+    needs("ctranslate2")
+    path = Path(__file__).parents[1] / "benchmarks" / "decoding.py"
+    spec = importlib.util.spec_from_file_location("benchmark_decoding", path)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    threads = torch.get_num_threads()
+    try:
+        benchmark.main(
+            ["--quick", "--threads", str(threads), "--out", str(tmp_path / "a.json")]
+        )
+    finally:
+        torch.set_num_threads(threads)
+    record = json.loads((tmp_path / "a.json").read_text())
+    results = record["results"]
+    assert results["ours"]["in_beam_of_uncached"] == "16/16"
+    assert results["Hugging Face"]["in_beam_of_uncached"] == "16/16"
+    assert results["CTranslate2 float32"]["in_beam_of_uncached"] == "16/16"
+    assert record["data_sha256"] and record["environment"]["versions"]
+    assert "tokens/s" in capsys.readouterr().out
