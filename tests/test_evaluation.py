@@ -1,20 +1,44 @@
-"""Chapter 13: BLEU against sacreBLEU, perplexity against torch, order kept."""
+"""Chapter 13: BLEU and chrF against sacreBLEU, the bootstrap, perplexity."""
 
 import math
+import random
+import shutil
+import subprocess
 
+import numpy as np
 import pytest
 import sacrebleu
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sacrebleu.significance import PairedTest
 
 from transformer_lib.batches import make_batch, tokenize_pairs
 from transformer_lib.decoding import greedy_decode
-from transformer_lib.evaluation import bleu, perplexity, sacre_bleu, translate
+from transformer_lib.evaluation import (
+    bleu,
+    bleu_counts,
+    bleu_from_counts,
+    bootstrap_interval,
+    chrf,
+    chrf_counts,
+    chrf_from_counts,
+    one_line,
+    paired_bootstrap,
+    perplexity,
+    sacre_bleu,
+    sentence_bleu,
+    split_at_hyphens,
+    tokenized_bleu,
+    tokens_13a,
+    translate,
+)
 from transformer_lib.exercises.evaluation import (
     check_brevity,
     check_clipped,
     check_corpus_precision,
+    check_f_score,
+    check_resampled,
 )
 from transformer_lib.text import EOS, Tokenizer, grammar_split
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -58,6 +82,201 @@ def test_bleu_is_sacrebleus_on_real_words():
         theirs(hypotheses, references), abs=1e-9
     )
     assert bleu(references, references) == pytest.approx(100.0, abs=1e-9)
+
+
+def noisy(sentences, seed=0, share=0.3):
+    """German text with words lost, doubled and exchanged: wrong in many ways."""
+    rng, out = random.Random(seed), []
+    vocabulary = [word for sentence in sentences for word in sentence.split()]
+    for sentence in sentences:
+        words = []
+        for word in sentence.split():
+            if rng.random() > share / 2:
+                words.append(rng.choice(vocabulary) if rng.random() < share else word)
+            if rng.random() < share / 4:
+                words.append(word.upper() + rng.choice([",", "-x", "", "3.5"]))
+        out.append(" ".join(words))
+    return out
+
+
+words = st.lists(st.sampled_from("abcd"), max_size=9)  # empty ones too
+odd_corpora = st.lists(st.tuples(words, words), min_size=1, max_size=5)
+texts = st.text(st.sampled_from("aBc é.,!?-'\"&3ß„“€\u2028\xa0\t"), max_size=25)
+odd_texts = st.lists(st.tuples(texts, texts), min_size=1, max_size=5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(odd_corpora, st.sampled_from(["none", "exp"]), st.booleans())
+def test_counts_and_smoothing_are_sacrebleus(corpus, smooth, effective):
+    counts = [bleu_counts(*pair) for pair in corpus]
+    metric = sacrebleu.BLEU(
+        tokenize="none", smooth_method=smooth, effective_order=effective
+    )
+    sides = zip(*corpus, strict=True)
+    hypotheses, references = ([" ".join(tokens) for tokens in side] for side in sides)
+    want = metric.corpus_score(hypotheses, [references]).score
+    got = bleu_from_counts(np.sum(counts, axis=0), smooth, effective)
+    assert got == pytest.approx(want, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(odd_texts)
+def test_text_scores_are_sacrebleus(corpus):
+    hypotheses, references = map(list, zip(*corpus, strict=True))
+    want = sacrebleu.corpus_bleu(hypotheses, [references]).score
+    assert sacre_bleu(hypotheses, references).value == want
+    tokens = tokens_13a(hypotheses), tokens_13a(references)
+    assert bleu(*tokens, smooth="exp") == pytest.approx(want, abs=1e-9)
+    for got, (hypothesis, reference) in zip(
+        sentence_bleu(hypotheses, references), corpus, strict=True
+    ):
+        want = sacrebleu.sentence_bleu(hypothesis, [reference]).score
+        assert got == pytest.approx(want, abs=1e-9)
+    counts = [chrf_counts(*pair) for pair in corpus]
+    want = sacrebleu.corpus_chrf(hypotheses, [references]).score
+    got = chrf_from_counts(np.sum(counts, axis=0))
+    assert got == pytest.approx(want, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "hypotheses, references, smooth, want",
+    [
+        ([[]], [["a"]], "exp", 0.0),
+        ([["a"]], [[]], "exp", 0.0),
+        ([["a", "b", "c"]], [["a", "b", "c"]], "exp", 0.0),  # no 4-gram at all
+        ([["a", "b", "c", "d"]], [["a", "b", "c", "d"]], "none", 100.0),
+        ([["a", "x", "c", "y"]], [["a", "b", "c", "d"]], "none", 0.0),
+        # 2/4, then 1/2 of 3, 1/4 of 2 and 1/8 of 1
+        ([list("axcy")], [list("abcd")], "exp", 100 * (0.5 / 6 / 8 / 8) ** 0.25),
+        # half as long: exp(1 - 2)
+        ([list("abcd")], [list("abcdefgh")], "none", 100 * math.exp(-1)),
+    ],
+)
+def test_corner_cases_by_hand(hypotheses, references, smooth, want):
+    assert bleu(hypotheses, references, smooth) == pytest.approx(want, abs=1e-9)
+    strings = [[" ".join(s) for s in side] for side in (hypotheses, references)]
+    metric = sacrebleu.BLEU(tokenize="none", smooth_method=smooth)
+    theirs = metric.corpus_score(strings[0], [strings[1]]).score
+    assert theirs == pytest.approx(want, abs=1e-9)
+
+
+def test_a_real_list_to_the_ninth_digit():
+    references = [german for _, german in grammar_split("test")[:200]]
+    hypotheses = noisy(references)
+    want = sacrebleu.corpus_bleu(hypotheses, [references]).score
+    tokens = tokens_13a(hypotheses), tokens_13a(references)
+    assert 5 < want < 95
+    assert abs(bleu(*tokens, smooth="exp") - want) < 1e-9
+    pairs = zip(hypotheses, references, strict=True)
+    counts = sum(np.array(chrf_counts(*pair)) for pair in pairs)
+    want = sacrebleu.corpus_chrf(hypotheses, [references]).score
+    assert abs(chrf_from_counts(counts) - want) < 1e-9
+
+
+def test_chrf_has_signatures():
+    references = [german for _, german in TEXT]
+    hypotheses = noisy(references)
+    for order in (0, 2):
+        score = chrf(hypotheses, references, word_order=order)
+        metric = sacrebleu.CHRF(word_order=order)
+        assert score.value == metric.corpus_score(hypotheses, [references]).score
+        assert f"nw:{order}" in score.signature
+
+
+# --- the paper's way -----------------------------------------------------------------
+
+
+def test_hyphens_are_split_as_by_the_script():
+    assert split_at_hyphens("S-Bahn - a -b c-") == ("S ##AT##-##AT## Bahn - a -b c-")
+    # matches do not overlap: the letter alone stays
+    assert split_at_hyphens("A-B-C") == "A ##AT##-##AT## B-C"
+
+
+@pytest.mark.skipif(not shutil.which("perl"), reason="needs perl")
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.text(st.sampled_from("ab-é \xa0\u2028"), max_size=20), min_size=1))
+def test_hyphens_against_perl(lines):
+    program = r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"
+    asked = "\n".join(lines) + "\n"
+    done = subprocess.run(["perl", "-ple", program], input=asked.encode(),
+                          capture_output=True, check=True)  # fmt: skip
+    assert done.stdout.decode().split("\n")[:-1] == [split_at_hyphens(t) for t in lines]
+
+
+def test_tokenized_bleu_is_sacrebleu_on_moses_tokens():
+    moses = pytest.importorskip("sacremoses").MosesTokenizer("de")
+    references = [german for _, german in TEXT]
+    references += ['Er sagte: "Das Fiat-Modell fährt z. B. zur S-Bahn, 3.000-mal."'] * 9
+    hypotheses = noisy(references)
+    plain = [[moses.tokenize(t, return_str=True) for t in s]
+             for s in (hypotheses, references)]  # fmt: skip
+    split = [[split_at_hyphens(t) for t in side] for side in plain]
+    metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
+    for cut, asked in ((plain, False), (split, True)):
+        want = metric.corpus_score(cut[0], [cut[1]]).score
+        got = tokenized_bleu(hypotheses, references, split_compounds=asked)
+        assert got.value == pytest.approx(want, abs=1e-9)
+        again = tokenized_bleu(
+            hypotheses, plain[1], split_compounds=asked, references_tokenized=True
+        )
+        assert again == got
+        assert "tok:moses-de" in got.signature and "smooth:none" in got.signature
+    assert "&quot;" in split[1][-1] and "z. B." in plain[1][-1]
+
+
+# --- how sure ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def systems():
+    references = [german for _, german in grammar_split("test")[:150]]
+    return noisy(references, 1, 0.3), noisy(references, 2, 0.27), references
+
+
+@pytest.mark.parametrize("name", ["BLEU", "chrF2"])
+def test_bootstrap_is_sacrebleus(systems, name, monkeypatch):
+    monkeypatch.setenv("SACREBLEU_SEED", "12345")
+    first, second, references = systems
+    metric = sacrebleu.BLEU() if name == "BLEU" else sacrebleu.CHRF()
+    test = PairedTest(
+        [("a", first), ("b", second)], {name: metric}, [references], "bs", 300
+    )
+    _, theirs = test()[1][name]
+    found = paired_bootstrap(first, second, references, name, samples=300)
+    ours = bootstrap_interval(second, references, name, samples=300)  # they: float32
+    assert found.second == ours.value == pytest.approx(theirs.score, abs=1e-9)
+    assert ours.scores.mean() == pytest.approx(theirs.mean, abs=1e-4)
+    assert (ours.high - ours.low) / 2 == pytest.approx(theirs.ci, abs=1e-4)
+    assert found.p_value == pytest.approx(theirs.p_value, abs=0.01)
+    assert found.low <= found.second - found.first <= found.high
+
+
+def test_bootstrap_is_seeded_and_knows_equals(systems):
+    first, _, references = systems
+    one, two, three = (
+        bootstrap_interval(first, references, samples=50, seed=seed)
+        for seed in (1, 1, 2)
+    )
+    assert one.low == two.low and (one.scores == two.scores).all()
+    assert (one.scores != three.scores).any()
+    assert one.low <= one.value <= one.high
+    same = paired_bootstrap(first, first, references, samples=50)
+    assert same.p_value > 0.01 and same.low == same.high == 0
+    better = paired_bootstrap(first, references, references, samples=50)
+    assert better.low > 0 and better.p_value < 0.05
+
+
+def test_bootstrap_refuses():
+    with pytest.raises(ValueError, match="must be one of"):
+        bootstrap_interval(["a"], ["a"], metric="ROUGE")
+    with pytest.raises(ValueError, match="samples=0"):
+        bootstrap_interval(["a"], ["a"], samples=0)
+    with pytest.raises(ValueError, match="1 hypotheses and 2 references"):
+        paired_bootstrap(["a"], ["a", "b"], ["a", "b"])
+    with pytest.raises(ValueError, match="smooth='floor'"):
+        bleu([["a"]], [["a"]], smooth="floor")
+    with pytest.raises(ValueError, match="untokenized"):
+        chrf([["a"]], [["a"]])
 
 
 def test_sacre_bleu_has_a_signature():
@@ -107,7 +326,8 @@ def test_translate_keeps_order_and_empty_lines(model, tokenizer):
             assert output == ""
             continue
         src_ids = torch.tensor([tokenizer.encode(text) + [EOS]])
-        assert output == tokenizer.decode(greedy_decode(model, src_ids, 5)[0])
+        greedy = greedy_decode(model, src_ids, 5)[0]
+        assert output == one_line(tokenizer.decode(greedy))
     assert translate(model, tokenizer, []) == []
 
 
@@ -131,6 +351,11 @@ def mean_of_sentences(hypotheses, references):
     return sum(no_clip(h, r) for h, r in both) / len(hypotheses)
 
 
+def f_score(precision, recall, beta, weight):
+    weight = beta**weight
+    return (1 + weight) * precision * recall / (weight * precision + recall)
+
+
 @pytest.mark.parametrize(
     "check, wrong, telling",
     [
@@ -141,6 +366,14 @@ def mean_of_sentences(hypotheses, references):
         (check_brevity, lambda c, r: min(1, c / r), "ratio of the lengths"),
         (check_brevity, lambda c, r: math.exp(1 - r / c), "no reward"),
         (check_corpus_precision, mean_of_sentences, "sum the counts first"),
+        (check_resampled, lambda c, rng: rng.permutation(c).sum(0), "replacement"),
+        (check_resampled, lambda c, rng: c[rng.integers(8, size=8)].mean(0), "mean"),
+        (check_resampled, lambda c, rng: c[rng.integers(8, size=4)].sum(0), "size"),
+        (check_resampled, lambda c, rng: c[rng.integers(8, size=8)], "each column"),
+        (check_resampled, lambda c, rng: c[[0, 0, 1, 2, 3, 4, 5, 6]].sum(0), "seed"),
+        (check_f_score, lambda p, r, beta=2.0: f_score(p, r, beta, 0), "F1"),
+        (check_f_score, lambda p, r, beta=2.0: f_score(p, r, beta, 1), "squared"),
+        (check_f_score, lambda p, r, beta=2.0: f_score(r, p, beta, 2), "weighs prec"),
     ],
 )
 def test_mistakes_are_named(check, wrong, telling):

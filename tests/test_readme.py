@@ -1,19 +1,45 @@
 """The README's example runs, and what it points to is there."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+from transformer_lib.text import grammar_split
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 
 
-def test_the_python_example_runs_and_gives_logits():
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+def test_the_python_examples_run(capsys):
+    code, translate = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 6
     names = {}
     exec(compile(code, "README.md", "exec"), names)
     assert tuple(names["logits"].shape) == (2, 5, 37000)
+    exec(compile(translate, "README.md", "exec"), names)
+    assert capsys.readouterr().out.startswith("['")
+
+
+def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch):
+    """The README's commands, word for word, but for a smaller and shorter training."""
+    part = README.split("## Four commands")[1]
+    block = re.search(r"```sh\n(.*?)```", part, flags=re.DOTALL).group(1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for split, size in (("train", 2500), ("test", 5), ("new", 5)):
+        pairs = grammar_split("test" if split == "new" else split)[:size]
+        for side, ending in enumerate(("en", "de")):
+            text = "".join(pair[side] + "\n" for pair in pairs)
+            Path(f"{split}.{ending}").write_text(text, encoding="utf-8")
+    Path("new.de").unlink()
+    less = " --set max_steps=2 --set validate_every=1 --device cpu"
+    for line in block.splitlines():
+        line += {"train": less, "prepare": " --vocab-size 700"}.get(line.split()[1], "")
+        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=300)
+    assert Path("new.de").read_text("utf-8").count("\n") == 5
 
 
 def test_linked_files_exist():

@@ -1,0 +1,194 @@
+"""The command line: what a newcomer types, and what is said when it cannot be done."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from transformer_lib import command_line as cli
+from transformer_lib.command_line import main, settings_asked
+from transformer_lib.text import load_corpus
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = "model.d_model=32 model.d_ff=64 max_tokens=900 max_steps=6 validate_every=2"
+TINY = [word for setting in TINY.split() for word in ("--set", setting)]
+TRAIN = ["train", "small", "--data", "data", "--run", "run", *TINY]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Two text files for training, two for testing, prepared and trained a little."""
+    folder = tmp_path_factory.mktemp("cli")
+    for split, size in (("train", 800), ("test", 12)):
+        pairs = load_corpus("grammar-en-de", split).pairs[:size]
+        for side, ending in enumerate(("en", "de")):
+            text = "".join(pair[side] + "\n" for pair in pairs)
+            (folder / f"{split}.{ending}").write_text(text, encoding="utf-8")
+    before = os.getcwd()
+    os.chdir(folder)
+    prepared = main(["prepare", "--train", "train.en", "train.de", "--out", "data",
+                     "--vocab-size", "500", "--threads", "1"])  # fmt: skip
+    trained = main(TRAIN)
+    os.chdir(before)
+    assert (prepared, trained) == (0, 0)
+    return folder
+
+
+@pytest.fixture
+def at(place, monkeypatch):
+    monkeypatch.chdir(place)
+    return place
+
+
+def piped(monkeypatch, content: bytes):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_four_commands_make_a_translator(at, monkeypatch, capsys):
+    record = json.loads((at / "data" / "data.json").read_text("utf-8"))
+    assert record["train_pairs"] + record["valid_pairs"] == 800
+    assert main(["average", "run", "--last", "2", "--out", "mine"]) == 0
+    piped(monkeypatch, b"The dog sleeps.\n\nThe old woman sees the dog.\n")
+    capsys.readouterr()
+    assert main(["translate", "mine"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 4 and lines[1] == lines[3] == ""
+    test = ["--test", "test.en", "test.de"]
+    assert main(["evaluate", "mine", *test, "--json", "scores.json"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"BLEU +\d+\.\d\d +nrefs:1\|case:mixed", said) and "chrF2" in said
+    scores = json.loads((at / "scores.json").read_text("utf-8"))
+    assert len(scores["outputs"]) == scores["sentences"] == 12
+
+
+def test_a_second_train_goes_on_and_another_recipe_is_refused(at, capsys):
+    assert main(TRAIN) == 0
+    assert "6 of 6 updates" in capsys.readouterr().out
+    assert main([*TRAIN, "--set", "seed=5"]) == 2
+    assert "another recipe" in capsys.readouterr().err
+
+
+def test_translate_writes_one_line_for_each_whatever_it_says(at, capsys):
+    odd = ["", " ", "🙂 🙂", "これは何ですか。", "a\u2028b", "\x00"]
+    odd += ["x" * 900, "\ufeffHi.", "I am here. " * 700, "a\rb", "\x85", "last"]
+    content = "\n".join(odd).encode() + b"\n\xff\xfe broken"
+    (at / "odd.en").write_bytes(content)
+    asked = ["translate", "run", "odd.en", "--beam-size", "1", "--output", "odd.de"]
+    assert main(asked) == 0
+    out = (at / "odd.de").read_text("utf-8").split("\n")
+    assert out.pop() == "" and len(out) == len(odd) + 1
+    assert out[0] == out[1] == out[5] == ""
+    assert f"line {len(odd) + 1}: not UTF-8" in capsys.readouterr().err
+    assert not list(at.glob("*.part"))
+
+
+@settings(max_examples=15, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(lines=st.lists(st.text(max_size=30).filter(lambda t: "\n" not in t), max_size=4))
+def test_any_lines_come_back_as_many(at, lines):
+    content = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
+    (at / "any.en").write_bytes(content)
+    asked = ["translate", "run", "any.en", "--beam-size", "1", "--output", "any.de"]
+    assert main(asked) == 0
+    assert (at / "any.de").read_bytes().count(b"\n") == len(lines)
+
+
+def test_translate_answers_before_the_input_ends(at):
+    """A line typed into a pipe is answered while the pipe is still open."""
+    code = "from transformer_lib.command_line import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "translate", "run", "--beam-size", "1"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=at,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    ) as program:  # fmt: skip
+        watch = threading.Timer(120, program.kill)
+        watch.start()
+        program.stdin.write(b"The dog sleeps.\n")
+        program.stdin.flush()
+        assert program.stdout.readline().endswith(b"\n")
+        program.stdin.close()
+        assert program.stdout.read() == b"" and program.wait() == 0
+        watch.cancel()
+
+
+WRONG = {
+    "no such recipe": (["train", "enormous", "--run", "r"], "no recipe 'enormous'"),
+    "no such model": (["translate", "nothing"], "nothing"),
+    "no such corpus": (["prepare", "--corpus", "klingon", "--out", "o"], "klingon"),
+    "lines differ": (["prepare", "--train", "train.en", "test.de", "--out", "o"],
+                     "800"),
+    "a missing file": (["prepare", "--train", "a.en", "b.de", "--out", "o"], "a.en"),
+    "three files": (["prepare", "--train", "a", "b", "c", "--out", "o"], "two files"),
+    "a setting without a value": (["train", "small", "--run", "r", "--set", "seed"],
+                                  "name=value"),
+    "an unknown setting": (["train", "small", "--run", "r", "--set", "sed=1"], "sed"),
+    "data that is none": (["train", "small", "--run", "r", "--data", "o"], "o"),
+    "no run to average": (["average", "o"], "o"),
+    "a beam of none": (["translate", "run", "test.en", "--beam-size", "0",
+                        "--output", "x.de"], "beam_size"),
+    "a missing text": (["translate", "run", "none.en", "--output", "x.de"], "none.en"),
+    "no text to evaluate": (["evaluate", "run"], "--corpus"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_done_is_said_in_a_sentence(at, case, capsys, monkeypatch):
+    piped(monkeypatch, b"")
+    words, telling = WRONG[case]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("transformer-lib: ") and telling in said
+    assert "Traceback" not in said
+    assert not {"o", "r", "x.de", "x.de.part"} & {path.name for path in at.iterdir()}
+
+
+def test_settings_are_read_as_toml_and_reach_inside():
+    asked = ["warmup=200", "model.dropout=0.1", "name=mine", "corpus = 'a b'"]
+    asked += ["model.norm_first=true"]
+    assert settings_asked(asked) == {
+        "warmup": 200, "name": "mine", "corpus": "a b",
+        "model": {"dropout": 0.1, "norm_first": True},
+    }  # fmt: skip
+
+
+def test_doctor_counts_what_is_to_mend(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "CHECKS", {
+        "good": lambda: (True, "fine"), "taste": lambda: (None, "none here"),
+        "bad": lambda: 1 / 0,
+    })  # fmt: skip
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "NO  bad" in said and "division by zero" in said and "1 to mend" in said
+
+
+def test_doctor_on_this_machine(capsys):
+    assert main(["doctor"]) == 0, capsys.readouterr().out
+    assert "I am hungry. -> " in capsys.readouterr().out
+
+
+def test_every_command_shows_an_example_in_its_help(capsys):
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0
+        example = capsys.readouterr().out.split("example:")[1]
+        assert f"transformer-lib {command}" in example
+    assert main([]) == 2 and "COMMAND" in capsys.readouterr().out
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys; from transformer_lib.command_line import main\n"
+        "try: main(['train', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,380 @@
+"""Chapter 13: the Translator takes any text and loses no line."""
+
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_lib.decoding import beam_search, greedy_decode
+from transformer_lib.evaluation import (
+    Candidate,
+    Translator,
+    cut_text,
+    evaluate,
+    group_by_length,
+    is_foreign,
+    one_line,
+    sacre_bleu,
+    split_sentences,
+    translate,
+)
+from transformer_lib.text import EOS, Corpus
+
+LINES = [
+    "Where is the station?",
+    "",
+    "I am hungry.",
+    "  \t ",
+    "She gave me a book, and I read it.",
+    "Thank you.",
+]
+LINE_ENDS = set("\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return Translator.from_pretrained("tatoeba-en-de")
+
+
+@pytest.fixture(scope="module")
+def plain(shipped):
+    """Translations of the lines, each decoded alone."""
+    return [shipped([line])[0] for line in LINES]
+
+
+# --- the model that ships ------------------------------------------------------------
+
+
+def test_it_translates(shipped):
+    pairs = [
+        ("Where is the station?", "Wo ist der Bahnhof?"),
+        ("I am hungry.", "Ich habe Hunger."),
+        ("Thank you.", "Danke."),
+        ("The dog is in the house.", "Der Hund ist im Haus."),
+        ("I don't know.", "Ich weiß es nicht."),
+        ("What is your name?", "Wie heißt du?"),
+    ]
+    english, german = map(list, zip(*pairs, strict=True))
+    assert sacre_bleu(shipped(english), german).value > 25  # a loose floor
+
+
+def test_beam_is_beam_search_and_one_is_greedy(shipped):
+    row = shipped.tokenizer.encode(LINES[4]) + [EOS]
+    src_ids = torch.tensor([row])
+    best = beam_search(shipped.model, src_ids, 3, 0.8, 20)[0][0]
+    assert shipped([LINES[4]], 3, 0.8, 20) == [one_line(decoded(shipped, best.ids))]
+    greedy = greedy_decode(shipped.model, src_ids)[0]
+    assert shipped([LINES[4]], beam_size=1) == [one_line(decoded(shipped, greedy))]
+
+
+def decoded(translator, ids):
+    return translator.tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("max_tokens, max_sentences", [(8, 128), (40, 2), (9999, 128)])
+def test_batches_change_nothing(shipped, plain, max_tokens, max_sentences):
+    for lines, want in ((LINES, plain), (LINES[::-1], plain[::-1])):
+        got = shipped(lines, max_tokens=max_tokens, max_sentences=max_sentences)
+        assert got == want
+
+
+def test_n_best(shipped, plain):
+    got = shipped(LINES, n_best=3)
+    for line, found, best in zip(LINES, got, plain, strict=True):
+        assert found[0].text == best
+        assert all(isinstance(candidate, Candidate) for candidate in found)
+        if line.strip():
+            scores = [candidate.score for candidate in found]
+            assert len(found) == 3 and scores == sorted(scores, reverse=True)
+            assert all(candidate.log_prob < 0 for candidate in found)
+        else:
+            assert found == [Candidate("", 0.0, 0.0)]
+
+
+def test_settings_that_are_not_allowed(shipped):
+    with pytest.raises(ValueError, match="give a list"):
+        shipped("one string")
+    with pytest.raises(ValueError, match="line 2 is a int"):
+        shipped(["a", 3])
+    with pytest.raises(ValueError, match="n_best=5"):
+        shipped(["Hello."], n_best=5)
+    with pytest.raises(ValueError, match="max_extra=-1"):
+        shipped(["Hello."], max_extra=-1)
+    with pytest.raises(ValueError, match="no model 'nonsense'"):
+        Translator.from_pretrained("nonsense")
+    assert shipped([]) == []
+
+
+def test_settings_are_kept(shipped):
+    bare = Translator(shipped.model, shipped.tokenizer)
+    assert bare.max_length == 128 and bare.by_sentence
+    about = {"recipe": {"max_length": 60}}
+    assert Translator(shipped.model, shipped.tokenizer, about).max_length == 60
+    about["max_length"] = 33
+    assert Translator(shipped.model, shipped.tokenizer, about).max_length == 33
+    assert Translator(shipped.model, shipped.tokenizer, max_length=9).max_length == 9
+
+
+# --- odd lines -----------------------------------------------------------------------
+
+ODD = [
+    "😀😀😀",
+    "我喜欢苏黎世。",
+    "Привет, как дела?",
+    "مرحبا",
+    "a\nb\r\nc\u2028d\u2029e\x85f\x0bg",
+    "\x00\x01\x1b[31mred\x7f",
+    "half an emoji \ud83d",
+    "\ufeffbyte order mark \u200b\u202e",
+    "<s> </s> <unk> <0x0A> ▁",
+    "e\u0301" * 40,
+    "x" * 700,
+    "-" * 300,
+    "12:30",
+    "I love you 😀.",
+    "&quot; &lt;b&gt; \\n \\t %s {}",
+]
+
+
+def whole_lines(outputs):
+    return all(
+        isinstance(text, str) and not LINE_ENDS & set(text) and text == text.strip()
+        for text in outputs
+    )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_odd_lines(shipped, plain):
+    mixed = [line for pair in zip(ODD, LINES * 3, strict=False) for line in pair]
+    got = shipped(mixed, beam_size=2, max_extra=5)
+    assert len(got) == len(mixed) and whole_lines(got)
+    want = shipped(LINES, beam_size=2, max_extra=5)
+    assert got[1::2] == (want * 3)[: len(ODD)], "odd neighbors change a translation"
+    assert got[0] == ODD[0] and got[2] == ODD[1]  # copied, not invented
+    "\n".join(got).encode()  # can be written to a file
+
+
+def test_copied_and_cut_lines_are_told(shipped):
+    with pytest.warns(UserWarning, match=r"line 12 is mostly .* copied \(and 1 more\)"):
+        shipped(["Hello.", "", "我喜欢", "😀"], beam_size=1, first_line=10)
+    with pytest.warns(UserWarning, match="line 2 has a sentence that is too long"):
+        shipped(["Hello.", "very " * 90 + "long"], beam_size=1, max_extra=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shipped(LINES + ["Hello. How are you? " * 30], beam_size=1, max_extra=2)
+
+
+def test_two_thousand_words(shipped):
+    line = "I am hungry. Where is the station? " * 286
+    assert len(line.split()) > 2000
+    (got,) = shipped([line], beam_size=1)
+    one, two = shipped(["I am hungry.", "Where is the station?"], beam_size=1)
+    assert got == " ".join([one, two] * 286)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_two_thousand_words_without_a_mark(shipped):
+    words = " ".join(["water", "bread", "house", "tree"] * 500)
+    widest = []
+    hook = shipped.model.encoder.register_forward_pre_hook(
+        lambda module, args: widest.append(args[0].shape[:2])
+    )
+    try:
+        (got,) = shipped([words], beam_size=1, max_extra=0, max_tokens=500)
+    finally:
+        hook.remove()
+    assert got and all(s <= shipped.max_length + 1 and b * s <= 500 for b, s in widest)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.text(max_size=60), max_size=4))
+def test_any_lines_keep_their_number(shipped, lines):
+    got = shipped(lines, beam_size=1, max_extra=3)
+    assert len(got) == len(lines) and whole_lines(got)
+    both = zip(lines, got, strict=True)
+    assert all(text == "" for line, text in both if not one_line(line))
+    if lines:
+        alone = shipped(lines[-1:], beam_size=1, max_extra=3)
+        assert alone == got[-1:]
+
+
+# --- cutting -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, want",
+    [
+        ("", [""]),
+        ("One.", ["One."]),
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("Mr. Hu came. He sat.", ["Mr. Hu came.", "He sat."]),
+        ("At 3 p.m. Tom left.", ["At 3 p.m. Tom left."]),
+        ("J. K. Rowling wrote it.", ["J. K. Rowling wrote it."]),
+        ('"Why?" he asked. "No."', ['"Why?" he asked.', '"No."']),
+        ("No. I won't.", ["No.", "I won't."]),
+        ("Wait... what? 3.5 is it.", ["Wait... what?", "3.5 is it."]),
+        ("U.S. Army.", ["U.S. Army."]),
+    ],
+)
+def test_sentences(text, want):
+    assert split_sentences(text) == want
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.sampled_from('ab.,;!? "é'), max_size=80), st.integers(1, 9))
+def test_cutting_loses_only_spaces(text, limit):
+    text = one_line(text)
+    parts = [
+        part
+        for sentence in split_sentences(text)
+        for part in cut_text(sentence, lambda t: len(t.split()) + len(t) // 8, limit)
+    ]
+    assert "".join(parts).replace(" ", "") == text.replace(" ", "")
+    if limit > 1:
+        assert all(len(p.split()) + len(p) // 8 <= limit for p in parts)
+
+
+def test_cut_is_at_a_comma_near_the_middle():
+    text = "aa bb cc, dd ee ff gg"
+    parts = cut_text(text, lambda t: len(t.split()), 4)
+    assert parts == ["aa bb cc,", "dd ee ff gg"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 30)), st.integers(1, 90), st.integers(1, 7))
+def test_groups_hold_each_once_and_keep_the_budget(lengths, tokens, sentences):
+    groups = group_by_length(lengths, tokens, sentences)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        width = max(lengths[i] for i in group)
+        assert len(group) == 1 or len(group) * width <= tokens
+        assert len(group) <= sentences
+
+
+def test_one_line_and_foreign(shipped):
+    assert one_line(" a\u2028b\x00\tc \ud800") == "a b c ?"
+    encode = shipped.tokenizer.encode
+    assert is_foreign(encode("你好")) and not is_foreign(encode("Hello, Zoë!"))
+
+
+# --- streams -------------------------------------------------------------------------
+
+
+def test_stream_is_the_call(shipped, plain):
+    assert list(shipped.stream(iter(LINES))) == plain
+    assert list(shipped.stream(LINES, max_lines=2)) == plain
+    assert list(shipped.stream([line + "\n" for line in LINES])) == plain
+    assert list(shipped.stream([])) == []
+    assert next(shipped.stream(LINES[:1], n_best=2))[0].text == plain[0]
+
+
+class Quick(Translator):
+    """Stands for a translator that needs no time."""
+
+    def __init__(self):
+        self.groups = []
+
+    def __call__(self, sentences, first_line=1, **settings):
+        self.groups.append((first_line, len(sentences)))
+        return [text.upper() for text in sentences]
+
+
+def test_stream_reads_no_further_than_it_must():
+    read, translator = [], Quick()
+
+    def lines():
+        for i in range(10_000):
+            read.append(i)
+            yield f"line {i}"
+
+    stream = translator.stream(lines(), max_lines=10)
+    assert next(stream) == "LINE 0"
+    time.sleep(0.3)
+    assert len(read) <= 40
+    assert len(list(stream)) == 9_999
+    assert max(size for _, size in translator.groups) <= 10
+    starts = [first for first, _ in translator.groups]
+    sizes = [size for _, size in translator.groups]
+    assert starts == [1 + sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def test_stream_groups_long_lines_by_their_characters():
+    translator = Quick()
+    assert len(list(translator.stream(["x" * 60_000] * 7))) == 7
+    assert max(size for _, size in translator.groups) <= 2
+
+
+def test_stream_answers_when_the_input_pauses():
+    go_on = threading.Event()
+
+    def lines():
+        yield "first"
+        assert go_on.wait(20)
+        yield "second"
+
+    stream = Quick().stream(lines(), pause=0.05)
+    assert next(stream) == "FIRST"  # would wait for ever if it read on first
+    go_on.set()
+    assert list(stream) == ["SECOND"]
+
+
+def test_stream_passes_errors_on_and_stops_reading():
+    def lines():
+        yield "fine"
+        raise OSError("the disk is gone")
+
+    stream = Quick().stream(lines())
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(stream)
+    before = threading.active_count()
+    stream = Quick().stream((str(i) for i in range(10**9)), max_lines=3)
+    next(stream)
+    stream.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() <= before
+    with pytest.raises(ValueError, match="max_lines=0"):
+        list(Quick().stream(["a"], max_lines=0))
+
+
+# --- translate and evaluate ----------------------------------------------------------
+
+
+def test_translate_leaves_sentences_together(shipped):
+    two = ["I am hungry. Where is the station?"]
+    apart = shipped(two, beam_size=1)
+    assert apart == [" ".join(shipped(["I am hungry.", "Where is the station?"], 1))]
+    row = shipped.tokenizer.encode(two[0]) + [EOS]
+    want = decoded(shipped, greedy_decode(shipped.model, torch.tensor([row]))[0])
+    assert translate(shipped.model, shipped.tokenizer, two) == [one_line(want)]
+
+
+def test_evaluate(shipped):
+    pairs = [
+        ("I am hungry.", "Ich habe Hunger."),
+        ("Thank you.", "Danke schön."),
+        ("", ""),
+        ("Where is the station?", "Wo ist hier der Bahnhof?"),
+    ]
+    corpus = Corpus("mine", "test", pairs, "none", "here")
+    record = evaluate(shipped, corpus, beam_size=2, samples=20)
+    assert record["outputs"] == shipped([source for source, _ in pairs], beam_size=2)
+    want = sacre_bleu(record["outputs"], [german for _, german in pairs])
+    assert record["BLEU"]["value"] == want.value
+    assert record["BLEU"]["signature"] == want.signature
+    assert record["BLEU"]["low"] <= record["BLEU"]["high"]
+    assert {"chrF2", "chrF++", "perplexity", "seconds"} < set(record)
+    assert record["test_set"] == "mine test" and record["sentences"] == 4
+    assert record["test_sha256"] == corpus.sha256
+    assert record["decoding"]["beam_size"] == 2 and record["decoding"]["by_sentence"]
+    assert record["tokens"] > 0 and record["perplexity"] > 1
+    again = evaluate(shipped, pairs, beam_size=2, samples=20)
+    assert again["outputs"] == record["outputs"]
+    with pytest.raises(ValueError, match="0 hypotheses"):
+        evaluate(shipped, [])
