@@ -157,6 +157,12 @@ def key_of(name: str, notebook, keys: dict[str, str]) -> str:
         hashlib.sha256(path.read_bytes()).hexdigest()
         for path in named_files("\n".join([code, *modules.values()]))
     ]
+    if re.search(r'pretrained\("', code):  # a shipped model is loaded by its name
+        said += [
+            hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted((LIBRARY / "pretrained").rglob("*"))
+            if path.is_file()
+        ]
     lock = ROOT / "requirements.lock"
     said.append(lock.read_text("utf-8") if lock.exists() else "")
     said += [keys.get(other, "") for other in AFTER.get(name, [])]

@@ -1,0 +1,245 @@
+"""Training on a CPU, side by side with Hugging Face's Marian of the same size.
+
+    python benchmarks/training.py            # two corpora, two sizes: half an hour
+    python benchmarks/training.py --quick    # the embedded grammar: seconds
+
+Real tokens a second: target tokens that are not padding. Each model is fed both ways:
+ours, pairs of similar length under a token budget, and the usual one, a fixed number of
+random pairs padded to the longest. Both ways train on as many real tokens an update.
+Same text, subwords, optimizer, dropout, smoothed loss and threads, float32. The rounds
+are interleaved, so that a slow moment of the machine hits all alike. The mixed corpus
+is in the offline mirror only and is left out without it. Writes
+evidence/benchmarks/training.json.
+"""
+
+import argparse
+import lzma
+import os
+import random
+import statistics
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from transformer_lib.batches import Prepared, make_batch, plan_batches, prepare
+from transformer_lib.objective import build_optimizer
+from transformer_lib.text import BOS, EOS, PAD, CorpusUnavailable, load_corpus
+from transformer_lib.training import environment_record, update, write_json
+from transformer_lib.transformer import Transformer, TransformerConfig
+
+ROOT = Path(__file__).parents[1]
+SIZES = {
+    "tiny": {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64},
+    "small": {"d_model": 256, "num_heads": 4, "num_layers": 2, "d_ff": 1024},
+    "base": {},
+}
+RATE, EPSILON, DROPOUT = 1e-4, 0.1, 0.1
+
+
+def pairs_of(name: str, count: int) -> list[tuple[str, str]] | None:
+    """A random sample of a corpus by a fixed seed; None where it cannot be had."""
+    if name == "mixed":
+        folder = Path(os.environ.get("TRANSFORMER_LIB_MIRROR") or "nowhere")
+        path = folder / "mixed" / "train.en-de.tsv.xz"
+        if not path.is_file():
+            return None
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            rows = (line.rstrip("\n").split("\t") for line in file)
+            pairs = [tuple(row[1:]) for row in rows if len(row) == 3]
+    else:
+        try:
+            pairs = load_corpus(name, "train").pairs
+        except CorpusUnavailable:
+            return None
+    return random.Random(0).sample(list(pairs), min(count, len(pairs)))
+
+
+def prepared(pairs, folder: str, vocab_size: int) -> Prepared:
+    """The pairs as token pairs; the last hundred are set aside, unused."""
+    files = {}
+    for split, part in ("train", pairs[:-100]), ("valid", pairs[-100:]):
+        files[split] = f"{folder}/{split}.tsv"
+        lines = (f"{source}\t{target}\n" for source, target in part)
+        Path(files[split]).write_text("".join(lines), encoding="utf-8")
+    return prepare(files, f"{folder}/data", vocab_size, max_length=100)
+
+
+def hugging_face(settings: dict, vocab_size: int):
+    """MarianMTModel of the same size and dropout, with fused attention."""
+    from transformers import MarianConfig, MarianMTModel
+
+    c = TransformerConfig(vocab_size, **settings)
+    size = {}
+    for side in ("encoder", "decoder"):
+        size[f"{side}_layers"] = c.num_layers
+        size[f"{side}_attention_heads"] = c.num_heads
+        size[f"{side}_ffn_dim"] = c.d_ff
+    config = MarianConfig(
+        vocab_size=vocab_size, d_model=c.d_model, activation_function="relu",
+        dropout=DROPOUT, attention_dropout=0.0, activation_dropout=0.0,
+        scale_embedding=True, max_position_embeddings=1024, pad_token_id=PAD,
+        bos_token_id=BOS, eos_token_id=EOS, decoder_start_token_id=BOS,
+        forced_eos_token_id=None, share_encoder_decoder_embeddings=True,
+        tie_word_embeddings=True, use_cache=False, attn_implementation="sdpa", **size,
+    )  # fmt: skip
+    return MarianMTModel(config).train()
+
+
+def our_update(model, optimizer):
+    """One update of ours, from a batch of ours."""
+    return lambda batch: update(model, optimizer, [batch], RATE, EPSILON)
+
+
+def their_update(model, optimizer):
+    """One update of theirs; torch's fused loss in place of Trainer's slower one."""
+
+    def step(batch):
+        optimizer.zero_grad(set_to_none=True)
+        logits = model(
+            input_ids=batch.src_ids, attention_mask=batch.src_ids != PAD,
+            decoder_input_ids=batch.tgt_in,
+        ).logits  # fmt: skip
+        loss = F.cross_entropy(
+            logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD,
+            label_smoothing=EPSILON,
+        )  # fmt: skip
+        loss.backward()
+        optimizer.step()
+
+    for group in optimizer.param_groups:
+        group["lr"] = RATE
+    return step
+
+
+def plans(pairs, max_tokens: int) -> dict:
+    """Two divisions into batches: by length under a budget, and random of one size."""
+    ours = plan_batches(pairs, max_tokens, seed=0, epoch=0)
+    size = max(1, round(len(pairs) / len(ours)))
+    order = np.random.default_rng(0).permutation(len(pairs)).tolist()
+    usual = [order[i : i + size] for i in range(0, len(order) - size + 1, size)]
+    return {"by length": ours, f"{size} random pairs": usual}
+
+
+def measure(runs: dict, pairs, rounds: int, updates: int) -> dict:
+    """Tokens and seconds of each implementation in each round, interleaved."""
+    figures = {name: [] for name in runs}
+    for turn in range(-1, rounds):  # the first one warms up
+        for name, (step, plan) in runs.items():
+            first = (turn + 1) * updates
+            made = [make_batch(pairs, i) for i in plan[first : first + updates]]
+            start = time.perf_counter()
+            for batch in made:
+                step(batch)
+            seconds = time.perf_counter() - start
+            if turn >= 0:
+                real = sum(batch.num_tokens for batch in made)
+                places = sum(batch.tgt_out.numel() for batch in made)
+                figures[name].append((real, places, seconds))
+    return figures
+
+
+def report(figures: dict, peer: str) -> dict:
+    """Print the table; give its figures."""
+    print(f"  {'implementation':38} tokens/s  best round  real  x peer")
+    speed = {n: [real / s for real, _, s in rows] for n, rows in figures.items()}
+    table = {}
+    for name, rows in figures.items():
+        median, best = statistics.median(speed[name]), max(speed[name])
+        share = sum(r[0] for r in rows) / sum(r[1] for r in rows)
+        ratio = median / statistics.median(speed[peer])
+        table[name] = {
+            "rounds": [dict(tokens=n, places=m, seconds=s) for n, m, s in rows],
+            "tokens_per_second_median": round(median, 1),
+            "tokens_per_second_best": round(best, 1),
+            "real_share_of_target_places": round(share, 4),
+            "times_peer_median": round(ratio, 3),
+            "times_peer_best": round(best / max(speed[peer]), 3),
+        }
+        print(f"  {name:38} {median:8,.0f} {best:11,.0f} {share:5.0%} {ratio:7.2f}")
+    return table
+
+
+def compare(size: str, ready: Prepared, max_tokens: int, rounds: int, updates: int):
+    """All four: two models, each fed both ways."""
+    settings, vocab_size = SIZES[size], ready.tokenizer.vocab_size
+    torch.manual_seed(0)
+    config = TransformerConfig(vocab_size, **settings, dropout=DROPOUT)
+    makers = {
+        "ours": (Transformer(config).train(), our_update),
+        "Hugging Face": (hugging_face(settings, vocab_size), their_update),
+    }
+    runs = {}
+    for model_name, (model, make) in makers.items():
+        step = make(model, build_optimizer(model))
+        for plan_name, plan in plans(ready.train, max_tokens).items():
+            runs[f"{model_name}, {plan_name}"] = step, plan
+    sizes = [  # Marian has biases in attention, and ours, as the paper, none
+        sum(p.numel() for p in model.parameters() if p.requires_grad)
+        for model, _ in makers.values()
+    ]
+    print(f"  {sizes[0]:,} parameters, Hugging Face {sizes[1]:,}")
+    figures = measure(runs, ready.train, rounds, updates)
+    return report(figures, peer=list(runs)[-1]) | {"parameters": sizes}
+
+
+def main(arguments=None) -> dict:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=4, help="of each, each round")
+    parser.add_argument("--sizes", nargs="+", default=["small", "base"])
+    parser.add_argument("--out", type=Path, help="where the figures are written")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(asked.threads)
+    names, sizes = ["tatoeba-en-de", "mixed"], asked.sizes
+    count, vocab_size = 60_000, 8000
+    max_tokens, rounds, updates = 1280, asked.rounds, asked.updates
+    if asked.quick:
+        names, sizes = ["grammar-en-de"], ["tiny"]
+        count, vocab_size = 1000, 340
+        max_tokens, rounds, updates = 400, 1, 2
+    results, data = {}, {}
+    for name in names:
+        pairs = pairs_of(name, count)
+        if pairs is None:
+            print(f"{name}: not to be had here, left out")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            ready = prepared(pairs, folder, vocab_size)
+            data[name] = ready.data["train"]["sha256"]
+            for size in sizes:
+                print(f"{name}, {size}")
+                case = compare(size, ready, max_tokens, rounds, updates)
+                results[f"{name}, {size}"] = case
+    record = {
+        "benchmark": "training on a CPU: real target tokens a second",
+        "settings": {
+            "sizes": {size: SIZES[size] for size in sizes}, "vocab_size": vocab_size,
+            "pairs": count, "max_length": 100, "max_tokens": max_tokens,
+            "dropout": DROPOUT, "epsilon": EPSILON, "precision": "float32",
+            "optimizer": "torch.optim.Adam", "threads": asked.threads,
+            "rounds": rounds, "updates_a_round": updates,
+        },
+        "data_sha256": data,
+        "environment": environment_record(),
+        "peers": {"transformers": version("transformers")},
+        "results": results,
+    }  # fmt: skip
+    out = asked.out
+    if out is None and not asked.quick:
+        out = ROOT / "evidence/benchmarks/training.json"
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, record)
+        print(f"written: {out}")
+    return record
+
+
+if __name__ == "__main__":
+    main()

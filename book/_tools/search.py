@@ -1,0 +1,87 @@
+"""search.py SETTINGS.toml [--runs FOLDER]: train variations, record what each is worth.
+
+Writes SETTINGS.json beside the settings, after each variation; one that is there is
+not run again. The loss is given in nats per character of the reference, since pieces
+of different vocabularies cannot be compared.
+"""
+
+import argparse
+import json
+import time
+import tomllib
+from pathlib import Path
+
+import torch
+
+from transformer_lib.evaluation import sacre_bleu, translate
+from transformer_lib.text import load_corpus
+from transformer_lib.training import Recipe, environment_record, train, write_json
+
+
+def varied(base: dict, changes: dict) -> dict:
+    """The base's settings with some replaced; "model.dropout" reaches inside."""
+    settings = json.loads(json.dumps(base))
+    for name, value in changes.items():
+        place = settings
+        *path, last = name.split(".")
+        for part in path:
+            place = place[part]
+        place[last] = value
+    return settings
+
+
+def measure(name: str, recipe: Recipe, runs: Path, sentences: int) -> dict:
+    """Train one variation and score it on validation sentences."""
+    run_dir = runs / "".join(c if c.isalnum() else "-" for c in name)
+    began = time.process_time()
+    run = train(recipe, run_dir, device="cpu", show=False)
+    cpu_seconds = time.process_time() - began
+    valid = load_corpus(recipe.corpus, "valid")
+    last = run.history[-1]
+    pieces = sum(
+        len(run.tokenizer.encode(target)) + 1
+        for _, target in valid.pairs
+        if len(run.tokenizer.encode(target)) < recipe.max_length
+    )
+    characters = sum(len(target) for _, target in valid.pairs)
+    pairs = valid.pairs[:sentences]
+    outputs = translate(run.model, run.tokenizer, [source for source, _ in pairs])
+    score = sacre_bleu(outputs, [target for _, target in pairs])
+    return {
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "updates": run.progress.step,
+        "tokens": run.progress.tokens,
+        "valid_loss_per_piece": last["valid_loss"],
+        "valid_loss_per_character": last["valid_loss"] * pieces / characters,
+        "bleu": score.value,
+        "signature": score.signature,
+        "sentences": len(pairs),
+        "cpu_seconds": cpu_seconds,
+        "environment": environment_record(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("settings", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--sentences", type=int, default=1000)
+    args = parser.parse_args()
+    settings = tomllib.loads(args.settings.read_text(encoding="utf-8"))
+    out = args.settings.with_suffix(".json")
+    record = json.loads(out.read_text("utf-8")) if out.exists() else {"variations": {}}
+    if record.setdefault("base", settings["base"]) != settings["base"]:
+        parser.error(f"{out} was measured from another base; delete it to start again.")
+    torch.set_num_threads(1)
+    for name, changes in settings["variations"].items():
+        if record["variations"].get(name, {}).get("changes") == changes:
+            continue
+        recipe = Recipe(**varied(settings["base"], {"name": "search", **changes}))
+        figures = measure(name, recipe, args.runs / args.settings.stem, args.sentences)
+        record["variations"][name] = {"changes": changes, **figures}
+        write_json(out, record)
+        print(f"{name:40} {figures['bleu']:5.1f} BLEU", flush=True)
+
+
+if __name__ == "__main__":
+    main()
