@@ -25,12 +25,20 @@ _HOME = {
     "TransformerConfig": "transformer",
     "Tokenizer": "text",
     "load_corpus": "text",
+    "prepare": "batches",
     "label_smoothed_cross_entropy": "objective",
     "noam_lr": "objective",
+    "Recipe": "training",
     "train": "training",
+    "average_checkpoints": "training",
+    "load_pretrained": "training",
+    "save_pretrained": "training",
     "greedy_decode": "decoding",
+    "beam_search": "decoding",
     "bleu": "evaluation",
     "translate": "evaluation",
+    "evaluate": "evaluation",
+    "Translator": "evaluation",
 }
 
 __all__ = ["__version__", *_HOME]
