@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sacrebleu.significance import PairedTest
 
@@ -190,11 +190,14 @@ def test_hyphens_are_split_as_by_the_script():
     assert split_at_hyphens("S-Bahn - a -b c-") == ("S ##AT##-##AT## Bahn - a -b c-")
     # matches do not overlap: the letter alone stays
     assert split_at_hyphens("A-B-C") == "A ##AT##-##AT## B-C"
+    # the script reads bytes: one letter of two bytes is enough for two matches
+    assert split_at_hyphens("A-é-C") == "A ##AT##-##AT## é ##AT##-##AT## C"
 
 
 @pytest.mark.skipif(not shutil.which("perl"), reason="needs perl")
 @settings(max_examples=10, deadline=None)
-@given(st.lists(st.text(st.sampled_from("ab-é \xa0\u2028"), max_size=20), min_size=1))
+@given(st.lists(st.text(st.sampled_from("ab--é \xa0\u2028"), max_size=20), min_size=9))
+@example(["a-\xa0-a", "é-é-é", "a-a-a-a", "-\u2028-"])
 def test_hyphens_against_perl(lines):
     program = r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"
     asked = "\n".join(lines) + "\n"

@@ -619,10 +619,11 @@ def sentence_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[
 def split_at_hyphens(text: str) -> str:
     """Split compounds at hyphens, as Tensor2Tensor's get_ende_bleu.sh does.
 
-    A letter alone between two hyphens stays with its right neighbor: matches do not
-    overlap.
+    Matches do not overlap: of two hyphens around one ASCII letter the first is split.
+    The script reads bytes, so a letter of two bytes is enough for both.
     """
-    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text, flags=re.ASCII)
+    cut = re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", text.encode())
+    return cut.decode()
 
 # %% ../notebooks/13_evaluation.ipynb #9f30e1ad
 def tokenized_bleu(
