@@ -8,9 +8,11 @@ beam 4, 32 output tokens: ours with and without a cache, Hugging Face's generate
 CTranslate2 in float32 and int8. The rounds are interleaved, so that a slow moment of
 the machine hits all alike. Writes evidence/benchmarks/decoding.json.
 
-The last column: how many outputs are among the four beams that ours ends with. (Which
-of the four is first can differ: ours adds the price of the end symbol at the limit, and
-so takes one step more.)
+Each writes 32 tokens and then the end symbol, in 33 steps: ours and Hugging Face's, whose
+generate forces the end at the limit as its Marian models do. (CTranslate2 stops at the
+limit without it, in 32.) The last column: how many outputs are among the four beams that
+ours ends with. Which of the four is first can differ: ours adds the price of the forced
+end, theirs does not.
 """
 
 import argparse
@@ -80,9 +82,11 @@ def hugging_face(model, src_ids, beam_size, length):
             out = twin.generate(
                 input_ids=src_ids, attention_mask=mask, num_beams=beam_size,
                 do_sample=False, length_penalty=0.0, early_stopping=True,
-                min_new_tokens=length, max_new_tokens=length, forced_eos_token_id=None,
+                min_new_tokens=length, max_new_tokens=length + 1,
+                forced_eos_token_id=EOS,
             )
-        return [[row] for row in out[:, 1:].tolist()]  # without the start symbol
+        assert (out[:, -1] == EOS).all()
+        return [[row] for row in out[:, 1:-1].tolist()]  # without start and end
 
     return run
 
