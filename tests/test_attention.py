@@ -27,7 +27,7 @@ from transformer_lib.exercises.attention import (
     check_softmax_backward,
 )
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=25)
 SIZES = st.integers(1, 6)
 
 

@@ -46,7 +46,7 @@ from transformer_lib.exercises.batches import (
 )
 from transformer_lib.text import BOS, EOS, PAD, Tokenizer, grammar_split
 
-EASY = settings(max_examples=25, deadline=None)
+EASY = settings(max_examples=25)
 V = 50
 ROW = st.lists(st.integers(4, V - 1), min_size=1, max_size=15)
 ROWS = st.lists(st.tuples(ROW, ROW), min_size=1, max_size=30)

@@ -18,7 +18,7 @@ from transformer_lib.exercises.decoder import (
     wired,
 )
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=25)
 D, H, FF = 16, 4, 24
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 

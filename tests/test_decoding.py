@@ -34,7 +34,7 @@ from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 VOCABULARY = 30
-FEW = settings(max_examples=12, deadline=None)
+FEW = settings(max_examples=12)
 
 
 @pytest.fixture(scope="module", params=["post-norm", "pre-norm, learned, untied"])
@@ -93,7 +93,7 @@ rows = st.lists(st.integers(4, VOCABULARY - 1), min_size=0, max_size=7)
 # --- greedy ---------------------------------------------------------------------------
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(rows, min_size=1, max_size=4), st.integers(0, 8))
 def test_batch_equals_plain_loop(model, sentences, max_extra):
     sources = [row + [EOS] for row in sentences]
@@ -283,7 +283,7 @@ def test_a_model_that_never_ends(model):
     assert all(h[0].log_prob == -math.inf for h in found)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(rows, min_size=1, max_size=4), st.integers(1, 5), st.floats(0, 2))
 def test_any_setting_gives_sentences(model, sentences, beam_size, alpha):
     src_ids = pad([row + [EOS] for row in sentences])

@@ -23,7 +23,7 @@ from transformer_lib.exercises.encoder import (
     check_post_norm,
 )
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=25)
 D, H, FF = 16, 4, 24
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 

@@ -67,7 +67,7 @@ def theirs(hypotheses, references):
     return metric.corpus_score([" ".join(t) for t in hypotheses], references).score
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(corpora)
 def test_bleu_is_sacrebleus(corpus):
     hypotheses, references = zip(*corpus, strict=True)
@@ -105,7 +105,7 @@ texts = st.text(st.sampled_from("aBc é.,!?-'\"&3ß„“€\u2028\xa0\t"), max_
 odd_texts = st.lists(st.tuples(texts, texts), min_size=1, max_size=5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(odd_corpora, st.sampled_from(["none", "exp"]), st.booleans())
 def test_counts_and_smoothing_are_sacrebleus(corpus, smooth, effective):
     counts = [bleu_counts(*pair) for pair in corpus]
@@ -119,7 +119,7 @@ def test_counts_and_smoothing_are_sacrebleus(corpus, smooth, effective):
     assert got == pytest.approx(want, abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(odd_texts)
 def test_text_scores_are_sacrebleus(corpus):
     hypotheses, references = map(list, zip(*corpus, strict=True))
@@ -195,7 +195,7 @@ def test_hyphens_are_split_as_by_the_script():
 
 
 @pytest.mark.skipif(not shutil.which("perl"), reason="needs perl")
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.text(st.sampled_from("ab--é \xa0\u2028"), max_size=20), min_size=9))
 @example(["a-\xa0-a", "é-é-é", "a-a-a-a", "-\u2028-"])
 def test_hyphens_against_perl(lines):

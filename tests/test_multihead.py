@@ -18,7 +18,7 @@ from transformer_lib.exercises.multihead import (
 )
 from transformer_lib.multihead import MultiHeadAttention, merge_heads, split_heads
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=25)
 
 
 def draw(*size, seed=0):

@@ -16,7 +16,7 @@ from transformer_lib.objective import (
     noam_lr,
 )
 
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 7), st.integers(3, 30))
 
 

@@ -19,7 +19,7 @@ from transformer_lib.positions import (
 )
 
 widths = st.integers(1, 40).map(lambda half: 2 * half)
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 
 
 # --- the table ------------------------------------------------------------------------

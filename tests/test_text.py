@@ -49,7 +49,7 @@ from transformer_lib.text import (
     write_aside,
 )
 
-EASY = settings(max_examples=25, deadline=None)
+EASY = settings(max_examples=25)
 MIRROR = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
 
 
@@ -854,7 +854,7 @@ LINE = st.one_of(
 
 
 @given(st.lists(st.tuples(LINE, LINE), min_size=1, max_size=12), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_two_files_give_pairs_of_the_same_line(tmp_path_factory, rows, packed):
     folder = tmp_path_factory.mktemp("fuzz")
     files = []
@@ -889,7 +889,7 @@ def test_any_two_files_give_pairs_of_the_same_line(tmp_path_factory, rows, packe
 
 
 @given(st.binary(max_size=200), st.sampled_from(["", ".gz", ".xz", ".zip", ".tsv"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_file_is_read_or_refused_with_a_sentence(tmp_path_factory, content, end):
     path = tmp_path_factory.mktemp("fuzz") / f"x{end}"
     for start in (b"", b"a\tb\n", b"PK\x03\x04", b"\x1f\x8b\x08", b"\xfd7zXZ\x00"):
@@ -1140,7 +1140,7 @@ def test_encode_all_is_encode(tokenizer):
 
 
 @given(st.text(max_size=40), st.sampled_from([0.0, 0.1, 1.0]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_text_is_cut_and_comes_back(tokenizer, sentence, sample):
     ids = tokenizer.encode(sentence, sample=sample)
     assert not {PAD, UNK, BOS, EOS} & set(ids)

@@ -251,7 +251,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from([*NAMES, "else"]), VALUES, max_size=4))
 def test_any_settings_are_a_recipe_or_a_sentence(changes):
     given_settings = {"name": "x", "corpus": "y", "vocab_size": 700} | changes
@@ -263,7 +263,7 @@ def test_any_settings_are_a_recipe_or_a_sentence(changes):
         assert Recipe.of(asdict(recipe)) == recipe
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode)
        | st.just(b"a = " + b"[" * 5000))  # fmt: skip
 def test_any_file_is_a_recipe_or_a_sentence(tmp_path_factory, content):

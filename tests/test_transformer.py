@@ -160,7 +160,7 @@ def test_parameters_of_the_big_model(vocab_size, printed):
     assert config.dropout == 0.3
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.builds(
         TransformerConfig,
@@ -228,7 +228,7 @@ def test_training_starts_undecided():
 # --- masks ---
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 3), st.integers(1, 7), st.integers(1, 9), st.data())
 def test_no_position_sees_a_later_one(batch, source, target, data):
     model = make(norm_first=data.draw(st.booleans()))
@@ -242,7 +242,7 @@ def test_no_position_sees_a_later_one(batch, source, target, data):
     assert not torch.equal(before[:, t], after[:, t])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 8), min_size=2, max_size=4), st.integers(0, 5), st.data()
 )

@@ -191,7 +191,7 @@ def test_two_thousand_words_without_a_mark(shipped):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.text(max_size=60), max_size=4))
 def test_any_lines_keep_their_number(shipped, lines):
     got = shipped(lines, beam_size=1, max_extra=3)
@@ -225,7 +225,7 @@ def test_sentences(text, want):
     assert split_sentences(text) == want
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(st.sampled_from('ab.,;!? "é'), max_size=80), st.integers(1, 9))
 def test_cutting_loses_only_spaces(text, limit):
     text = one_line(text)
@@ -245,7 +245,7 @@ def test_cut_is_at_a_comma_near_the_middle():
     assert parts == ["aa bb cc,", "dd ee ff gg"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 30)), st.integers(1, 90), st.integers(1, 7))
 def test_groups_hold_each_once_and_keep_the_budget(lengths, tokens, sentences):
     groups = group_by_length(lengths, tokens, sentences)

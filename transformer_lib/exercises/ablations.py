@@ -47,14 +47,14 @@ def check_ranks(ranks_of):
 @exercise_check("The difference against its standard error.")
 def check_clear(is_clear):
     """Whether a difference is held against twice its standard error."""
-    low, middle, high = [4.3, 3.9, 4.7], [5.0, 5.4, 4.6], [5.3, 4.9, 5.7]
+    low, middle, high = [4.1, 3.7, 4.5], [5.0, 5.4, 4.6], [5.3, 4.9, 5.7]
     expect(
         not is_clear(middle, high),
         "Means 5.0 and 5.3, each spread by 0.4 over three seeds: the standard error is "
         "0.33, so 0.3 is not clear.",
     )
     expect(
-        is_clear(high, low), "A difference of 1.0 at a standard error of 0.33 is clear."
+        is_clear(high, low), "A difference of 1.2 at a standard error of 0.33 is clear."
     )
     expect(
         is_clear(low, high),

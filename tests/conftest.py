@@ -1,0 +1,7 @@
+"""What all tests share."""
+
+from hypothesis import settings
+
+# A slow moment of the machine is no failure.
+settings.register_profile("book")
+settings.load_profile("book")

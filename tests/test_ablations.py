@@ -1,0 +1,364 @@
+"""Chapter 16: the rows of Table 3, from one base, in runs that can be interrupted."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_lib.ablations import (
+    PAPER_BASE,
+    ROWS,
+    TABLE3,
+    Row,
+    ablate,
+    claimed,
+    directions,
+    rank_agreement,
+    ranks,
+    read_results,
+    scaled,
+    table,
+    table_text,
+    variation,
+)
+from transformer_lib.command_line import main
+from transformer_lib.exercises.ablations import (
+    check_clear,
+    check_proportion,
+    check_ranks,
+)
+from transformer_lib.training import Recipe
+from transformer_lib.transformer import Transformer, TransformerConfig
+
+# Table 3 as printed: N, d_model, d_ff, h, d_k, d_v, P_drop, smoothing, steps,
+# perplexity, BLEU, millions of parameters. Typed from the paper, not from the module.
+PRINTED = """
+base      6  512 2048  8  64  64 0.1 0.1 100000 4.92 25.8  65
+A1        6  512 2048  1 512 512 0.1 0.1 100000 5.29 24.9   -
+A4        6  512 2048  4 128 128 0.1 0.1 100000 5.00 25.5   -
+A16       6  512 2048 16  32  32 0.1 0.1 100000 4.91 25.8   -
+A32       6  512 2048 32  16  16 0.1 0.1 100000 5.01 25.4   -
+B16       6  512 2048  8  16  64 0.1 0.1 100000 5.16 25.1  58
+B32       6  512 2048  8  32  64 0.1 0.1 100000 5.01 25.4  60
+C-N2      2  512 2048  8  64  64 0.1 0.1 100000 6.11 23.7  36
+C-N4      4  512 2048  8  64  64 0.1 0.1 100000 5.19 25.3  50
+C-N8      8  512 2048  8  64  64 0.1 0.1 100000 4.88 25.5  80
+C-d256    6  256 2048  8  32  32 0.1 0.1 100000 5.75 24.5  28
+C-d1024   6 1024 2048  8 128 128 0.1 0.1 100000 4.66 26.0 168
+C-ff1024  6  512 1024  8  64  64 0.1 0.1 100000 5.12 25.4  53
+C-ff4096  6  512 4096  8  64  64 0.1 0.1 100000 4.75 26.2  90
+D-drop0.0 6  512 2048  8  64  64 0.0 0.1 100000 5.77 24.6   -
+D-drop0.2 6  512 2048  8  64  64 0.2 0.1 100000 4.95 25.5   -
+D-ls0.0   6  512 2048  8  64  64 0.1 0.0 100000 4.67 25.3   -
+D-ls0.2   6  512 2048  8  64  64 0.1 0.2 100000 5.47 25.7   -
+E         6  512 2048  8  64  64 0.1 0.1 100000 4.92 25.7   -
+big       6 1024 4096 16  64  64 0.3 0.1 300000 4.33 26.4 213
+"""
+PRINTED = [line.split() for line in PRINTED.strip().splitlines()]
+SIZES = ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout")
+TINY = {"d_model": 32, "d_ff": 64, "num_heads": 8, "num_layers": 3, "dropout": 0.1}
+
+
+def paper_recipe() -> Recipe:
+    return Recipe("base", "newstest-en-de", vocab_size=41_100, max_steps=100_000)
+
+
+def tiny(**changes) -> Recipe:
+    settings = {"vocab_size": 350, "max_tokens": 300, "max_steps": 30, "warmup": 10,
+                "validate_every": 10, "model": TINY}  # fmt: skip
+    return Recipe("tiny", "grammar-en-de", **(settings | changes))
+
+
+# --- the rows are the paper's ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("printed", PRINTED, ids=lambda row: row[0])
+def test_every_row_is_the_papers(printed):
+    key, row = printed[0], TABLE3[printed[0]]
+    recipe = variation(paper_recipe(), row, longer=True)
+    config = TransformerConfig(recipe.vocab_size, **recipe.model)
+    got = [getattr(config, name) for name in SIZES] + [recipe.epsilon, recipe.max_steps]
+    assert got == [float(value) for value in printed[1:10]]
+    assert config.positions == ("learned" if key == "E" else "sinusoidal")
+    assert not config.norm_first and config.tie_embeddings
+    assert [row.perplexity, row.bleu] == [float(value) for value in printed[10:12]]
+    millions = None if printed[12] == "-" else float(printed[12])
+    assert row.millions == millions
+    if millions and key != "big":
+        assert round(config.num_parameters() / 1e6) == millions
+
+
+def test_there_are_twenty_rows_and_pre_norm():
+    assert list(TABLE3) == [row[0] for row in PRINTED]
+    assert list(ROWS) == [*TABLE3, "pre-norm"]
+    assert variation(paper_recipe(), ROWS["pre-norm"]).model["norm_first"] is True
+
+
+def test_row_a_keeps_the_computation_and_the_parameters():
+    base = variation(paper_recipe(), TABLE3["base"])
+    count = TransformerConfig(1000, **base.model).num_parameters()
+    for key in ("A1", "A4", "A16", "A32"):
+        model = variation(paper_recipe(), TABLE3[key]).model
+        assert TransformerConfig(1000, **model).num_parameters() == count
+
+
+@pytest.mark.parametrize("key", ROWS)
+def test_rows_keep_their_proportion_in_a_small_base(key):
+    small = variation(Recipe.load("table3-small"), ROWS[key]).model
+    paper = variation(paper_recipe(), ROWS[key]).model
+    config = TransformerConfig(100, **small)
+    full = TransformerConfig(100, **paper)
+    assert config.num_layers / 3 == full.num_layers / 6
+    for name, here, there in (
+        ("d_model", 128, 512), ("d_ff", 512, 2048), ("num_heads", 8, 8),
+        ("d_k", 16, 64), ("d_v", 16, 64),
+    ):  # fmt: skip
+        assert getattr(config, name) / here == getattr(full, name) / there, name
+    for name in ("dropout", "positions", "norm_first"):
+        assert getattr(config, name) == getattr(full, name)
+    Transformer(config)  # can be built
+
+
+def test_equal_budget_unless_longer_is_asked_for():
+    assert variation(tiny(), TABLE3["big"]).max_steps == 30
+    assert variation(tiny(), TABLE3["big"], longer=True).max_steps == 90
+
+
+def test_a_base_in_which_a_row_is_not_whole_is_refused():
+    with pytest.raises(ValueError, match=r"d_k=16 .* 0\.5 of the base's 2"):
+        variation(tiny(model=TINY | {"d_model": 16}), TABLE3["B16"])
+    with pytest.raises(ValueError, match="num_layers=2 .* choose a base"):
+        variation(tiny(model=TINY | {"num_layers": 2}), TABLE3["C-N2"])
+
+
+@given(st.sampled_from(sorted(set(PAPER_BASE) - {"dropout", "epsilon"})),
+       st.integers(1, 4096), st.integers(1, 4096))  # fmt: skip
+def test_scaled_is_the_same_proportion_or_refused(name, value, base_value):
+    try:
+        got = scaled(name, value, base_value)
+    except ValueError as error:
+        assert name in str(error)
+        assert value * base_value % PAPER_BASE[name]
+    else:
+        assert got * PAPER_BASE[name] == value * base_value and got >= 1
+
+
+# --- running them ---------------------------------------------------------------------
+
+
+def without_times(result: dict) -> dict:
+    return {k: v for k, v in result.items() if k not in ("seconds", "environment")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two rows, not interrupted."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, ablate(tiny(), out, ["base", "C-N2"], device="cpu", sentences=10,
+                       show=False)  # fmt: skip
+
+
+def test_results_say_everything(whole):
+    _, results = whole
+    assert [r["row"] for r in results] == ["base", "C-N2"]
+    for result in results:
+        model = Recipe.of(result["recipe"]).model
+        built = Transformer(TransformerConfig(350, **model))
+        assert result["parameters"] == sum(p.numel() for p in built.parameters())
+        assert result["updates"] == 30 and result["sentences"] == 10
+        assert result["perplexity"] > 1 and 0 <= result["bleu"] <= 100
+        assert "nrefs:1" in result["signature"]
+        assert {"hardware", "commit", "date"} <= result["environment"].keys()
+        assert len(result["data"]["sha256"]) == 64
+
+
+def test_what_is_finished_is_not_repeated(whole):
+    out, results = whole
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.suffix != ".lock"}
+    again = ablate(tiny(), out, ["base", "C-N2"], device="cpu", sentences=10,
+                   show=False)  # fmt: skip
+    assert again == results
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_another_base_is_refused(whole):
+    out, _ = whole
+    with pytest.raises(ValueError, match=r"base-0\.json .* differs in \['max_steps'\]"):
+        ablate(tiny(max_steps=40), out, ["base"], sentences=10, show=False)
+
+
+def test_unknown_rows_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"\['Z9'\] are unknown; there are base, A1"):
+        ablate(tiny(), tmp_path / "out", ["base", "Z9"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_that_another_process_runs_is_left_to_it(whole):
+    out, results = whole
+    with claimed(out / "E-0.lock") as mine:
+        assert mine
+        with claimed(out / "E-0.lock") as second:
+            assert not second
+        got = ablate(tiny(), out, ["E"], device="cpu", sentences=10, show=False)
+    assert got == results and not (out / "E-0.json").exists()
+
+
+COMMAND = ["ablate", "{recipe}", "--rows", "base", "C-N2", "--sentences", "10",
+           "--device", "cpu"]  # fmt: skip
+
+
+def test_killed_anywhere_the_table_is_the_same(whole, tmp_path):
+    """SIGKILL at several moments; the command again; the same results to the bit."""
+    out, recipe = tmp_path / "out", tmp_path / "tiny.toml"
+    model = "\n".join(f"{k} = {v}" for k, v in TINY.items())
+    flat = {k: v for k, v in asdict(tiny()).items() if k not in ("model", "max_words")}
+    lines = (f"{name} = {json.dumps(value)}" for name, value in flat.items())
+    recipe.write_text("\n".join(lines) + f"\n[model]\n{model}\n")
+    command = [sys.executable, "-c",
+               "import sys; from transformer_lib.command_line import main; "
+               "sys.exit(main())"]  # fmt: skip
+    words = [word.format(recipe=recipe) for word in COMMAND] + ["--out", str(out)]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    began = {"run": out / "base-0" / "recipe.json", "first": out / "base-0.json"}
+    for moment in ("run", "first"):
+        with subprocess.Popen(
+            command + words, env=env, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            limit = time.monotonic() + 120
+            while not began[moment].exists() and process.poll() is None:
+                assert time.monotonic() < limit
+                time.sleep(0.02)
+            assert process.poll() is None, "it was through before it could be killed"
+            process.send_signal(signal.SIGKILL)
+    first = (out / "base-0.json").stat().st_mtime_ns
+    done = subprocess.run(command + words, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (out / "base-0.json").stat().st_mtime_ns == first
+    got = [without_times(result) for result in read_results(out)]
+    assert got == [without_times(result) for result in whole[1]]
+    assert "C-N2" in done.stdout and "6.11" in done.stdout  # the paper's, beside ours
+
+
+def test_the_command_says_what_is_wrong(capsys, tmp_path):
+    assert main(["ablate", "table3-small", "--out", str(tmp_path), "--rows", "Q"]) == 2
+    assert "rows ['Q'] are unknown" in capsys.readouterr().err
+
+
+# --- the table ------------------------------------------------------------------------
+
+
+def result(row: str, perplexity: float, bleu: float, seed: int = 0) -> dict:
+    return {"row": row, "seed": seed, "perplexity": perplexity, "bleu": bleu,
+            "parameters": 2_000_000}  # fmt: skip
+
+
+def test_table_over_seeds():
+    lines = table([result("base", 10.0, 5.0), result("base", 12.0, 7.0, 1),
+                   result("A1", 13.0, 4.0)])  # fmt: skip
+    assert [line["row"] for line in lines] == ["base", "A1"]
+    assert lines[0]["perplexity"] == 11.0 and lines[0]["bleu"] == 6.0
+    assert lines[0]["perplexity_spread"] == pytest.approx(math.sqrt(2))
+    assert math.isnan(lines[1]["perplexity_spread"]) and lines[1]["seeds"] == 1
+    text = table_text(lines)
+    assert "11.00 ± 1.41" in text and "4.92   25.8" in text
+    widths = {len(line) for line in text.splitlines()[2:]}
+    assert len(widths) == 1  # the columns are straight
+
+
+def test_directions_know_the_noise():
+    lines = table([result("base", 10.0, 5.0), result("base", 10.2, 5.0, 1),
+                   result("A1", 12.0, 4.0), result("A4", 10.2, 5.0),
+                   result("C-N8", 11.5, 5.0), result("E", 12.0, 5.0),
+                   result("pre-norm", 9.0, 5.0)])  # fmt: skip
+    found = {row["row"]: row["agree"] for row in directions(lines)}
+    assert found == {"A1": True, "A4": None, "C-N8": False, "E": None}
+    alone = table([result("base", 10.0, 5.0), result("A4", 10.001, 5.0)])
+    assert directions(alone)[0]["agree"] is True  # one seed: no noise is known
+
+
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=2))
+@settings(max_examples=50)
+def test_ranks_and_their_correlation(pairs):
+    ours, theirs = ([float(x) for x in side] for side in zip(*pairs, strict=True))
+    got = ranks(ours)
+    assert sum(got) == len(ours) * (len(ours) + 1) / 2
+    order = np.argsort(got, kind="stable")
+    assert np.all(np.diff(np.array(ours)[order]) >= 0)
+    if len(set(ours)) > 1 and len(set(theirs)) > 1:
+        value = rank_agreement(ours, theirs)
+        assert value == pytest.approx(np.corrcoef(got, ranks(theirs))[0, 1], abs=1e-9)
+        assert value == pytest.approx(rank_agreement([x**3 for x in ours], theirs))
+        assert rank_agreement(ours, [-x for x in ours]) == pytest.approx(-1)
+
+
+def test_rank_agreement_by_hand():
+    # 1 - 6 * sum(d^2) / (n (n^2 - 1)), d = 0, 1, 1, 0, with n = 4
+    assert rank_agreement([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    with pytest.raises(ValueError, match="1 and 2 values"):
+        rank_agreement([1], [1, 2])
+
+
+def test_row_is_a_plain_record():
+    assert asdict(Row("x", {"d_k": 8})) == {
+        "key": "x", "changes": {"d_k": 8}, "perplexity": None, "bleu": None,
+        "millions": None,
+    }  # fmt: skip
+    assert replace(TABLE3["A1"], bleu=0.0).bleu == 0.0
+
+
+# --- exercises ------------------------------------------------------------------------
+
+
+def lowest(values):
+    return [sum(o < v for o in values) + 1 for v in values]
+
+
+def clear(variance, divide=True, keep_sign=False):
+    def is_clear(a, b):
+        error = sum(variance(x) / (len(x) if divide else 1) for x in (a, b)) ** 0.5
+        gap = np.mean(a) - np.mean(b)
+        return bool((gap if keep_sign else abs(gap)) > 2 * error)
+
+    return is_clear
+
+
+def sample(x):
+    return np.var(x, ddof=1)
+
+
+@pytest.mark.parametrize(
+    "check, wrong, telling",
+    [
+        (check_proportion, lambda row, base, paper=64: row, "the paper's 16"),
+        (check_proportion, lambda row, base, paper=64: base * paper // row, "around"),
+        (check_proportion, lambda row, base, paper=64: row * base // 64, "paper_d_k"),
+        (check_proportion, lambda row, base, paper=64: row * base / paper, "whole"),
+        (check_ranks, lambda v: [sum(o < x for o in v) for x in v], "counted from 0"),
+        (check_ranks, lambda v: lowest([-x for x in v]), "goes to the smallest"),
+        (check_ranks, lowest, "the lowest"),
+        (check_ranks, lambda v: [sum(o <= x for o in v) for x in v], "the highest"),
+        (
+            check_ranks,
+            lambda v: (np.argsort(np.argsort(v, kind="stable")) + 1).tolist(),
+            "different ranks",
+        ),
+        (check_clear, lambda a, b: np.mean(a) != np.mean(b), "not clear"),
+        (check_clear, clear(sample, keep_sign=True), "absolute value"),
+        (check_clear, clear(sample, divide=False), "number of runs"),
+        (check_clear, clear(np.var), "n - 1"),
+    ],
+)
+def test_mistakes_are_named(check, wrong, telling):
+    verdict = check(wrong)
+    assert not verdict.passed
+    assert telling in verdict.message
