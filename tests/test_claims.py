@@ -1,0 +1,69 @@
+"""The page of the paper's claims: every place of the paper, every link, every test."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "book" / "claims.md").read_text("utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in PAGE.splitlines()
+    if re.match(r"\| (Section|Equation|Table|Figure) ", line)
+]
+# What the paper (v7) has, typed from its table of contents.
+SECTIONS = """1 2 3 3.1 3.2 3.2.1 3.2.2 3.2.3 3.3 3.4 3.5 4 5 5.1 5.2 5.3 5.4 6 6.1 6.2
+6.3 7""".split()
+PLACES = [
+    *(f"Section {number}" for number in SECTIONS),
+    *(f"Equation {number}" for number in (1, 2, 3)),
+    *(f"Table {number}" for number in (1, 2, 3, 4)),
+    *(f"Figure {number}" for number in (1, 2, 3, 4, 5)),
+]
+
+
+def test_every_place_of_the_paper_has_one_entry():
+    assert [row[0] for row in ROWS] == PLACES
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as the book makes it."""
+    plain = re.sub(r"[*`$_]", "", heading.strip().lower())
+    return re.sub(r"[^\w\u4e00-\u9fff\- ]", "", plain).replace(" ", "-")
+
+
+def headings(path: Path) -> set[str]:
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+    text = "\n".join(texts)
+    return {slug(line) for line in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_each_entry_leads_somewhere(row):
+    assert len(row) == 4 and all(row)
+    links = re.findall(r"\]\((\S+?)(?:#(\S+))?\)", row[2])
+    assert links
+    for target, anchor in links:
+        path = (ROOT / "book" / target).resolve()
+        assert path.is_file(), target
+        assert not anchor or anchor in headings(path), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_each_entry_names_a_test_that_exists(row):
+    names = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", row[3])
+    assert names or row[3] == "–"
+    for file, function in names:
+        source = (ROOT / "tests" / file).read_text("utf-8")
+        assert f"def {function or 'test_'}" in source, f"{file}::{function}"
+
+
+def test_every_record_is_on_the_page_of_evidence():
+    page = (ROOT / "notebooks" / "92_evidence.ipynb").read_text("utf-8")
+    folder = ROOT / "evidence"
+    files = {p.relative_to(folder).as_posix()[:-5] for p in folder.rglob("*.json")}
+    listed = set(re.findall(r'"    \\"([\w/-]+)\\": \(', page))
+    assert listed == files
