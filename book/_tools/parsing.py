@@ -1,0 +1,86 @@
+"""Train the parser of chapter 17, or go on training it, and write its record.
+
+    python book/_tools/parsing.py RUN [--seconds 3000] [--every 10] [--beam 4]
+
+RUN is the folder of the run. The record goes to evidence/craft-parsing.json, the
+weights in 16 bits to transformer_lib/pretrained/craft-parsing. A second call with more
+seconds goes on where the first one stopped. With --every 10, each tenth sentence of the
+test split is scored; all of them with --every 1.
+"""
+
+import argparse
+import dataclasses
+import math
+import time
+from pathlib import Path
+
+from transformer_lib.parsing import (
+    evaluate_parser,
+    load_trees,
+    train_parser,
+)
+from transformer_lib.training import (
+    Recipe,
+    load_run,
+    save_pretrained,
+    step_files,
+    write_json,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def timed(model, tokenizer, trees, max_length, **search) -> dict:
+    """Scores of some trees, with the seconds that they took."""
+    start = time.perf_counter()
+    scores = evaluate_parser(model, tokenizer, trees, max_length, **search)
+    return scores | {"seconds": time.perf_counter() - start}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--recipe", default="craft-parsing")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument("--beams", type=int, nargs="*", default=[1, 4, 21])
+    parser.add_argument("--sample", type=int, default=100, help="sentences for --beams")
+    given = parser.parse_args()
+    recipe = Recipe.load(given.recipe)
+    if given.seconds:
+        train_parser(recipe, given.run, device="cpu", max_seconds=given.seconds)
+    weights = "average" if len(step_files(given.run)) > 2 else "best"
+    run = load_run(given.run, weights=weights)
+    run = dataclasses.replace(run, data=run.data | {"corpus": recipe.corpus})
+    model, tokenizer, longest = run.model, run.tokenizer, recipe.max_length
+    name = recipe.corpus.partition("+")[0]
+    search = {"alpha": 0.3, "max_extra": 300}
+    few = [t for t in load_trees(name, "valid").trees if len(t.words) <= 40]
+    few = few[: given.sample]
+    beams = {}
+    for width in given.beams:
+        scores = timed(model, tokenizer, few, None, beam_size=width, **search)
+        beams[str(width)] = scores["all"] | {"seconds": scores["seconds"]}
+    bank = load_trees(name, "test")
+    scores = timed(model, tokenizer, bank.trees[:: given.every], longest,
+                   beam_size=given.beam, show=True, **search)  # fmt: skip
+    seconds = scores.pop("seconds")
+    record = {
+        "recipe": dataclasses.asdict(run.recipe),
+        "parameters": model.config.num_parameters(),
+        "data": run.data, "environment": run.environment,
+        "history": run.progress.history, "weights": run.record,
+        "updates": run.progress.step, "seconds": run.progress.history[-1]["seconds"],
+        "search": {"beam_size": given.beam, **search, "seconds": seconds},
+        "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every},
+        "scores": scores, "beams": beams,
+    }  # fmt: skip
+    write_json(ROOT / "evidence" / f"{recipe.name}.json", record)
+    folder = ROOT / "transformer_lib" / "pretrained" / recipe.name
+    short = {"updates": run.progress.step, "test_f1": scores["all"]["f1"]}
+    save_pretrained(run, folder, record=run.record | short)
+
+
+if __name__ == "__main__":
+    main()
