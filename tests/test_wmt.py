@@ -238,14 +238,15 @@ def test_from_archives_to_token_files(pair, tmp_path, real):
         rows = [tuple(line.rstrip("\n").split("\t")) for line in file]
     assert set(rows) <= inside and len(rows) > 0.95 * len(real)
     cleaning = json.loads((tmp_path / "out/text/cleaning.json").read_text())
-    assert list(cleaning) == list(names)
-    assert sum(one["read"] for one in cleaning.values()) == len(real)
-    assert sum(one["pairs"] for one in cleaning.values()) == len(rows)
+    about = cleaning["archives"]
+    assert cleaning["pair"] == pair and list(about) == list(names)
+    assert sum(one["read"] for one in about.values()) == len(real)
+    assert sum(one["pairs"] for one in about.values()) == len(rows)
     assert ready.data["train"]["read"] == len(rows) and ready.data["valid_pairs"] == 20
     decoded = ready.tokenizer.decode(ready.train[0][0].tolist())
     assert decoded == ready.tokenizer.decode(ready.tokenizer.encode(rows[0][0]))
     left = {p.name for p in (tmp_path / "out/text").iterdir()}
-    notes = {f"{name}.json" for name in names}
+    notes = {f"{name}.{pair}.json" for name in names}
     assert left == {"train.tsv.gz", "valid.tsv.gz", "cleaning.json"} | notes
     again = wmt.prepare_wmt(
         pair, tmp_path / "out", archives, tmp_path / "nothing here", VALID, False,
@@ -367,7 +368,7 @@ def test_what_is_done_is_not_done_again(tmp_path, real):
     last.write_bytes(whole[:-100])
     with pytest.raises(CorpusUnavailable, match="cut short"):
         wmt.clean_wmt("en-de", text, archives, there, VALID, False)
-    done = text / "europarl.tsv.gz"
+    done = text / "europarl.en-de.tsv.gz"
     before = done.stat().st_mtime_ns
     (there / archives["europarl"].source.filename).unlink()  # it is not read again
     assert not (text / "train.tsv.gz").exists()
@@ -377,6 +378,15 @@ def test_what_is_done_is_not_done_again(tmp_path, real):
     wmt.clean_wmt("en-de", text, archives, there, VALID, False)
     assert (text / "train.tsv.gz").read_bytes().startswith(first)
     assert not done.exists()
+
+
+def test_a_folder_of_other_text_is_refused(tmp_path, real):
+    german = wmt.miniature(real[:30], tmp_path / "de")
+    french = wmt.miniature(real[:30], tmp_path / "fr", "en-fr")
+    text = tmp_path / "text"
+    wmt.clean_wmt("en-de", text, german, tmp_path / "de", VALID, False)
+    with pytest.raises(ValueError, match="holds en-de from europarl, .*choose another"):
+        wmt.clean_wmt("en-fr", text, french, tmp_path / "fr", VALID, False)
 
 
 def test_an_unknown_pair(tmp_path):

@@ -384,19 +384,19 @@ def clean_archive(
         name: What to call it, such as "europarl".
         archive: Where it is, and what is in it.
         pair: "en-de" or "en-fr".
-        folder: Where NAME.tsv.gz and NAME.json go.
+        folder: Where NAME.PAIR.tsv.gz and NAME.PAIR.json go.
         archives_in: As for fetch_archive.
         show: Whether to show a progress bar.
 
     Returns:
         Pairs kept, the cleaning report, the archive's size.
     """
-    note = folder / f"{name}.json"
-    if note.exists() and (folder / f"{name}.tsv.gz").exists():
+    note, text = (folder / f"{name}.{pair}.{end}" for end in ("json", "tsv.gz"))
+    if note.exists() and text.exists():
         return json.loads(note.read_text(encoding="utf-8"))
     path, report = fetch_archive(archive, archives_in), CleaningReport()
     pairs = archive_pairs(path, archive.members[pair], report)
-    kept = write_pairs(pairs, folder / f"{name}.tsv.gz", show)
+    kept = write_pairs(pairs, text, show)
     about = {"pairs": kept, "read": report.total, "dropped": report.dropped,
              "report": str(report), "size": path.stat().st_size}  # fmt: skip
     write_json(note, about)
@@ -425,7 +425,7 @@ def clean_wmt(
         A corpus, as load_corpus and prepare take it.
 
     Raises:
-        ValueError: If there is no such language pair.
+        ValueError: If there is no such language pair, or the folder holds other text.
         CorpusUnavailable: If an archive cannot be had, or is damaged.
     """
     if pair not in PAIRS:
@@ -437,11 +437,18 @@ def clean_wmt(
         if valid is None:
             valid = load_corpus(f"newstest-{pair}", "valid").pairs
         write_pairs(valid, folder / "valid.tsv.gz")
-    if not (folder / "cleaning.json").exists():
+    notes = folder / "cleaning.json"
+    if not notes.exists():
         about = {name: clean_archive(name, archive, pair, folder, archives_in, show)
                  for name, archive in archives.items()}  # fmt: skip
-        join_parts([folder / f"{name}.tsv.gz" for name in archives], folder)
-        write_json(folder / "cleaning.json", about)
+        join_parts([folder / f"{name}.{pair}.tsv.gz" for name in archives], folder)
+        write_json(notes, {"pair": pair, "archives": about})
+    there = json.loads(notes.read_text(encoding="utf-8"))
+    if (there["pair"], list(there["archives"])) != (pair, list(archives)):
+        raise ValueError(
+            f"{folder} holds {there['pair']} from {', '.join(there['archives'])}, not "
+            f"{pair} from {', '.join(archives)}; choose another folder."
+        )
     train, valid_file = (str(folder / f"{s}.tsv.gz") for s in ("train", "valid"))
     return {"train": train, "valid": valid_file, "name": f"wmt14-{pair}",
             "licence": WMT_LICENCE}  # fmt: skip
