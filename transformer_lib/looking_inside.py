@@ -271,7 +271,7 @@ VIEW_STYLE = """
   border-radius: .4rem; padding: .2rem .5rem; min-height: 2rem; cursor: pointer; }
 .attention-view button[aria-pressed=true] { border-color: currentColor;
   box-shadow: inset 0 0 0 1px currentColor; font-weight: 700; }
-.attention-view button:focus-visible { outline: 3px solid #2b8cc4;
+.attention-view button:focus-visible { outline: 3px solid #0072b2;
   outline-offset: 1px; }
 .attention-view .keys { display: flex; flex-wrap: wrap; gap: .35rem .15rem;
   margin: .6rem 0; padding: 0; list-style: none; }
@@ -279,7 +279,7 @@ VIEW_STYLE = """
   margin: 0; padding: 0 .15rem; min-width: 2rem; }
 .attention-view .room { height: 3.2rem; width: 1.3rem; display: flex;
   align-items: flex-end; border-bottom: 1px solid currentColor; }
-.attention-view .bar { width: 100%; background: #2b8cc4; }
+.attention-view .bar { width: 100%; background: #0072b2; }
 .attention-view .share { font-size: .8em; font-variant-numeric: tabular-nums; }
 .attention-view p { margin: .3rem 0; min-height: 2.8em; }
 """
@@ -413,7 +413,7 @@ def heat_map_svg(
         for s, weight in enumerate(matrix[t].tolist()):
             if weight >= 0.02:
                 parts.append(f'<rect x="{left + side * s}" y="{y}" width="17" '
-                             f'height="17" fill="#2b8cc4" '
+                             f'height="17" fill="#0072b2" '
                              f'fill-opacity="{weight:.2f}"/>')  # fmt: skip
     return "".join([*parts, "</svg>"])
 
@@ -473,7 +473,10 @@ class AttentionView:
 
     def _repr_html_(self) -> str:
         data = html.escape(json.dumps(self.data, ensure_ascii=False), quote=True)
-        rows, columns = self.attention.labels(self.kind)
+        rows, columns = (
+            [label.removeprefix(MARK) or MARK for label in labels]
+            for labels in self.attention.labels(self.kind)
+        )
         head = "mean of the heads" if self.head is None else f"head {self.head + 1}"
         what = f"{self.kind} attention, layer {self.layer + 1}, {head}"
         matrix = self.attention.matrix(self.kind, self.layer, self.head)
