@@ -8,11 +8,11 @@ beam 4, 32 output tokens: ours with and without a cache, Hugging Face's generate
 CTranslate2 in float32 and int8. The rounds are interleaved, so that a slow moment of
 the machine hits all alike. Writes evidence/benchmarks/decoding.json.
 
-Ours and Hugging Face's write 32 tokens and then the end symbol, in 33 steps: its generate
-forces the end at the limit, as its Marian models ask. (CTranslate2 stops at the limit
-without it, in 32.) The last column: how many outputs are among the four beams that ours
-ends with. Which of the four is first can differ: ours adds the price of the forced end,
-theirs does not.
+Ours and Hugging Face's write 32 tokens and then the end symbol, in 33 steps: its
+generate forces the end at the limit, as its Marian models ask. (CTranslate2 stops at
+the limit without it, in 32.) The last column: how many outputs are among the four beams
+that ours ends with. Which of the four is first can differ: ours adds the price of the
+forced end, theirs does not.
 """
 
 import argparse

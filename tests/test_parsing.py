@@ -21,6 +21,7 @@ from transformer_lib.parsing import (
     Tree,
     TreeError,
     bracket_score,
+    chunks,
     clean_tree,
     evaluate_parser,
     fault,
@@ -30,13 +31,14 @@ from transformer_lib.parsing import (
     plain_label,
     prepare_trees,
     read_trees,
-    reads_numbers,
+    reads_words,
     repair,
     source_text,
     source_word,
     split_words,
     train_parser,
     tree_pair,
+    word_shape,
 )
 from transformer_lib.text import CorpusUnavailable
 from transformer_lib.training import Recipe
@@ -156,10 +158,8 @@ def test_sequence_of_the_figure():
     text = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
     wanted = "(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S"
     assert " ".join(linearize(clean_tree(tree(text)))) == wanted
-    numbers = "(S (NP @1 )NP (VP @2 (NP @3 @4 )NP )VP @5 )S"
-    assert tree_pair(clean_tree(tree(text)), numbered=True) == (
-        "@1 John @2 has @3 a @4 dog @5 .", numbers,
-    )  # fmt: skip
+    assert chunks(wanted.split()) == ["(S_(NP_XX_)NP", "(VP_XX", "(NP_XX", "XX_)NP_)VP",
+                                      "XX_)S"]  # fmt: skip
 
 
 @given(TREES)
@@ -169,8 +169,9 @@ def test_sequences_come_back(made):
     tokens = linearize(clean)
     assert clean == made and fault(tokens, len(leaves)) == ""
     assert repair(tokens, leaves) == made
-    numbered = tree_pair(made, numbered=True)[1].split(" ")
-    assert repair(numbered, leaves) == made and fault(numbered, len(leaves)) == ""
+    pieces = chunks(tokens)
+    assert len(pieces) == len(leaves)
+    assert " ".join(pieces).replace("_", " ").split(" ") == tokens
 
 
 TOKENS = st.lists(
@@ -221,7 +222,8 @@ def test_repair_of_endless_brackets():
 
 def test_words_are_single_tokens():
     assert source_text(["-LRB-", "BMP", "-RRB-"]) == "( BMP )"
-    assert source_text(["a", "b"], numbered=True) == "@1 a @2 b"
+    shapes = {"Walking": "~Aing", "p53s": "~9s", "Bmp-2": "~A9-", "xqz": "~"}
+    assert {word: word_shape(word) for word in shapes} == shapes
     for odd in ("Xpd TTD", "a\u00a0b", "\u00b4", "\u2009"):
         assert len(source_word(odd).split()) == 1
     assert split_words("Mice (n = 3) don't fly, do they?") == [
@@ -442,9 +444,9 @@ def test_all_of_craft_comes_back():
 def test_craft_development_split_and_its_score():
     bank = load_trees("craft", "valid")
     assert len(bank) == 2_780
-    pairs = [tree_pair(one, numbered=True) for one in bank.trees]
-    for one, (source, target) in zip(bank.trees, pairs, strict=True):
-        assert len(source.split()) == 2 * len(one.words) == 2 * target.count("@")
+    for one in bank.trees:
+        source, target = tree_pair(one)
+        assert len(source.split()) == len(one.words) == len(chunks(target.split()))
     total = sum((bracket_score(t, t) for t in bank.trees), BracketScore())
     assert total.f1 == 100 and total.exact == total.sentences == 2_780
 
@@ -455,21 +457,21 @@ def test_craft_development_split_and_its_score():
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
-    return folder, prepare_trees("toy", folder, 390, 60, numbered=True, threads=1)
+    return folder, prepare_trees("toy", folder, 400, 60, one_each=True, threads=1)
 
 
 def test_prepared_targets_come_back(prepared):
     folder, ready = prepared
     lines = (folder / "valid.tsv").read_text(encoding="utf-8").splitlines()
     trees = load_trees("toy", "valid").trees
-    assert reads_numbers(ready.tokenizer) and len(lines) == len(trees) == 150
+    assert reads_words(ready.tokenizer) and len(lines) == len(trees) == 150
     for line, one in zip(lines, trees, strict=True):
         target = line.split("\t")[1]
         ids = ready.tokenizer.encode(target)
-        assert len(ids) == len(target.split(" "))  # one token for each bracket
+        assert len(ids) == len(one.words) == len(line.split("\t")[0].split(" "))
         assert ready.tokenizer.decode(ids) == target
-        assert repair(target.split(" "), list(one.leaves())) == one
-    again = prepare_trees("toy", folder, 390, 60, numbered=True, threads=1)
+        assert repair(target.replace("_", " ").split(" "), list(one.leaves())) == one
+    again = prepare_trees("toy", folder, 400, 60, one_each=True, threads=1)
     assert again.data == ready.data
 
 
@@ -477,7 +479,7 @@ def test_more_trees(tmp_path):
     path = tmp_path / "more.mrg"
     path.write_text(WSJ_FILE)
     ready = prepare_trees("toy", tmp_path / "a", 430, 60, more=[path], threads=1)
-    assert ready.data["train"]["read"] == 4002 and not reads_numbers(ready.tokenizer)
+    assert ready.data["train"]["read"] == 4002 and not reads_words(ready.tokenizer)
     path.write_text("(S")
     with pytest.raises(TreeError, match=r"more\.mrg, line 1"):
         prepare_trees("toy", tmp_path / "b", 430, 60, more=[path])
@@ -515,10 +517,10 @@ def test_an_untrained_parser_gives_trees(prepared):
 
 def test_training_and_going_on(tmp_path):
     model = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
-    recipe = Recipe("tiny", "toy+numbers", 390, model, max_length=60, max_tokens=400,
+    recipe = Recipe("tiny", "toy+chunks", 400, model, max_length=60, max_tokens=400,
                     max_steps=4, warmup=4, validate_every=2)  # fmt: skip
     first = train_parser(recipe, tmp_path / "run", show=False)
-    assert reads_numbers(first.tokenizer) and first.progress.step == 4
+    assert reads_words(first.tokenizer) and first.progress.step == 4
     longer = dataclasses.replace(recipe, max_steps=6)
     assert train_parser(longer, tmp_path / "run", show=False).progress.step == 6
     for corpus in ("tatoeba-en-de", "toy+letters"):
@@ -532,7 +534,7 @@ def test_recipes():
     for recipe in recipes.values():  # section 6.3
         assert recipe.model["num_layers"] == 4 and recipe.model["d_model"] == 1024
     assert [r.vocab_size for r in recipes.values()] == [16_000, 32_000]
-    assert Recipe.load("craft-parsing").corpus == "craft+numbers"
+    assert Recipe.load("craft-parsing").corpus == "craft+chunks"
 
 
 # --- exercises ------------------------------------------------------------------------

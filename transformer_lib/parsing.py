@@ -7,12 +7,12 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/17_p
 # %% auto #0
 __all__ = ['OUTERMOST', 'DEEPEST', 'COMMENT', 'BRACKETS', 'WORD', 'WRITTEN', 'PUNCTUATION', 'SAME_LABEL', 'CRAFT_LICENCE',
            'CRAFT', 'CRAFT_IDS', 'CRAFT_TREES', 'CRAFT_SPLITS', 'WSJ_SPLITS', 'WSJ_LICENCE', 'TOY_WORDS', 'TOY_RULES',
-           'TOY_FIXED', 'TREEBANKS', 'NUMBER', 'Tree', 'TreeError', 'read_trees', 'close_bracket', 'draw_tree',
-           'plain_label', 'clean_tree', 'clean_part', 'source_word', 'is_bracket', 'linearize', 'fault', 'repair',
-           'close_top', 'brackets', 'BracketScore', 'bracket_score', 'Treebank', 'load_craft', 'craft_archive',
-           'load_wsj', 'toy_brackets', 'load_toy', 'load_trees', 'source_text', 'split_words', 'tree_pair',
-           'reads_numbers', 'train_tree_tokenizer', 'prepare_trees', 'train_parser', 'Parse', 'parse',
-           'sentence_leaves', 'evaluate_parser']
+           'TOY_FIXED', 'TREEBANKS', 'SHAPE', 'ENDINGS', 'Tree', 'TreeError', 'read_trees', 'close_bracket',
+           'draw_tree', 'plain_label', 'clean_tree', 'clean_part', 'source_word', 'is_bracket', 'linearize', 'fault',
+           'repair', 'close_top', 'brackets', 'BracketScore', 'bracket_score', 'Treebank', 'load_craft',
+           'craft_archive', 'load_wsj', 'toy_brackets', 'load_toy', 'load_trees', 'word_shape', 'source_text',
+           'split_words', 'chunks', 'tree_pair', 'reads_words', 'train_tree_tokenizer', 'prepare_trees', 'train_parser',
+           'Parse', 'parse', 'sentence_leaves', 'evaluate_parser']
 
 # %% ../notebooks/17_parsing.ipynb #ec6da133
 import hashlib
@@ -26,7 +26,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, count
+from itertools import accumulate, chain
 from pathlib import Path
 
 import sentencepiece as spm
@@ -649,19 +649,29 @@ def load_trees(name: str, split: str = "train", folder: str | Path | None = None
     return Treebank(name, split, kept, licence, origin)
 
 # %% ../notebooks/17_parsing.ipynb #d5123c3e
-NUMBER = "@"  # of a word: @1, @2, ...
+SHAPE = "~"  # how a rare word begins that is replaced by what it looks like
+ENDINGS = ("ing", "ed", "ly", "tion", "ity", "ment", "ness", "ic", "al", "ive", "ous",
+           "able", "er", "est", "ase", "in", "s", "y")  # fmt: skip
 
 
-def source_text(words: Iterable[str], numbered: bool = False) -> str:
+def word_shape(word: str) -> str:
+    """What a rare word looks like: capital, digit, hyphen, ending; such as ~A9-s."""
+    ending = next((end for end in ENDINGS if word.endswith(end)), "")
+    signs = "A" * word[:1].isupper() + "9" * any(map(str.isdigit, word))
+    return SHAPE + signs + "-" * ("-" in word) + ending
+
+
+def source_text(words: Iterable[str], tokenizer: Tokenizer | None = None) -> str:
     """The words of a sentence as the model reads them, with spaces between them.
 
     Args:
         words: The words.
-        numbered: Whether each has its number before it: @1 She @2 saw.
+        tokenizer: One that reads_words, whose unknown words become shapes.
     """
-    plain = map(source_word, words)
-    if numbered:
-        plain = (f"{NUMBER}{i} {word}" for i, word in enumerate(plain, 1))
+    plain = list(map(source_word, words))
+    if tokenizer and reads_words(tokenizer):
+        known = tokenizer.processor.piece_to_id
+        plain = [w if known(MARK + w) != UNK else word_shape(w) for w in plain]
     return " ".join(plain)
 
 
@@ -670,45 +680,81 @@ def split_words(text: str) -> list[str]:
     return re.findall(r"\w+(?:[.'’/]\w+)*|[^\w\s]", text)
 
 
-def tree_pair(tree: Tree, numbered: bool = False) -> tuple[str, str]:
-    """Source and target of a clean tree, as text; numbers instead of XX if wanted."""
-    target, number = linearize(tree), count(1)
-    if numbered:
-        target = [f"{NUMBER}{next(number)}" if t == WORD else t for t in target]
-    return source_text(tree.words, numbered), " ".join(target)
+def chunks(tokens: Iterable[str]) -> list[str]:
+    """One chunk for each word: the brackets that open before it, XX, those that close.
+
+    Such as (S_(NP_XX_)NP; the brackets are those of the sequence, in the same order.
+    """
+    found, done = [[]], False
+    for token in tokens:
+        if done and token[0] != ")":
+            found.append([])
+            done = False
+        found[-1].append(token)
+        done = done or token == WORD
+    return ["_".join(chunk) for chunk in found]
 
 
-def reads_numbers(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer was made for sentences whose words are numbered."""
-    return tokenizer.processor.piece_to_id(f"{MARK}{NUMBER}1") != UNK
+def tree_pair(tree: Tree, tokenizer: Tokenizer | None = None) -> tuple[str, str]:
+    """Source and target of a clean tree, as text.
+
+    Args:
+        tree: What clean_tree gave.
+        tokenizer: One that reads_words: shapes for rare words, chunks as targets.
+    """
+    tokens = linearize(tree)
+    if tokenizer and reads_words(tokenizer):
+        tokens = chunks(tokens)
+    return source_text(tree.words, tokenizer), " ".join(tokens)
+
+
+def reads_words(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer has one token for each word and each chunk."""
+    return tokenizer.processor.piece_to_id(MARK + SHAPE) != UNK
 
 
 def train_tree_tokenizer(
-    pairs: Sequence[tuple[str, str]], vocab_size: int
+    trees: Sequence[Tree], vocab_size: int, one_each: bool = False
 ) -> Tokenizer:
-    """Subwords of the sentences, and each token of the targets as one symbol.
+    """Learn a vocabulary in which each bracket, or each chunk, is one token.
 
     Args:
-        pairs: What tree_pair gave.
-        vocab_size: Entries, the special ones, the bytes and the targets' included.
+        trees: Clean trees.
+        vocab_size: Entries, the special ones and the bytes included.
+        one_each: Whether each word is one token, rare ones by their shape, and each
+            chunk; else subwords for the sentences, and a token for each bracket.
 
     Raises:
         ValueError: If the text is too small or too varied for vocab_size.
     """
-    tokens = {token for _, target in pairs for token in target.split(" ")}
-    symbols, out = sorted(tokens), io.BytesIO()
+    texts = [source_text(tree.words) for tree in trees]
+    sequences = [linearize(tree) for tree in trees]
+    if one_each:
+        words = Counter(chain.from_iterable(text.split(" ") for text in texts))
+        pieces = Counter(chain.from_iterable(map(chunks, sequences)))
+        shapes = {word_shape(word) for word, n in words.items() if n < 3} | {SHAPE}
+        letters = len(set("".join(texts)))
+        room = max(0, vocab_size - 300 - letters - len(shapes))  # 300: bytes and more
+        kept = [piece for piece, n in pieces.most_common(room // 3) if n > 2]
+        kept += [w for w, n in words.most_common(room - len(kept)) if n > 2]
+        symbols = [MARK + symbol for symbol in sorted(shapes | set(kept))]
+        singles = sorted(set(chain.from_iterable(sequences)))
+        symbols += [f"_{token}" for token in singles]  # of which rare chunks are made
+    else:
+        symbols = [MARK + token for token in sorted(set(chain(*sequences)))]
+    out = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
-            sentence_iterator=(source for source, _ in pairs), model_writer=out,
+            sentence_iterator=iter(texts), model_writer=out,
             vocab_size=vocab_size, model_type="bpe", character_coverage=1.0,
             byte_fallback=True, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
             num_threads=1, minloglevel=2,
-            user_defined_symbols=[MARK + symbol for symbol in symbols],
+            user_defined_symbols=symbols,
         )  # fmt: skip
     except RuntimeError as error:
         raise ValueError(
             f"SentencePiece cannot make vocab_size={vocab_size} from these "
-            f"{len(pairs):,} trees: {error}"
+            f"{len(trees):,} trees: {error}"
         ) from error
     return Tokenizer(out.getvalue())
 
@@ -718,7 +764,7 @@ def prepare_trees(
     folder: str | Path,
     vocab_size: int = 4000,
     max_length: int = 100,
-    numbered: bool = False,
+    one_each: bool = False,
     treebank: str | Path | None = None,
     more: Sequence[str | Path] = (),
     threads: int | None = None,
@@ -731,8 +777,7 @@ def prepare_trees(
             the folder prepared, which is what train takes as data_dir.
         vocab_size: Entries of the vocabulary.
         max_length: Longest side that is trained on, in tokens.
-        numbered: Whether words have numbers, in the sentence and in the sequence; XX
-            stands for each word otherwise.
+        one_each: Whether each word and each chunk is one token.
         treebank: Where wsj lies, if not in the cache or the mirror.
         more: Files of further trees to train on in Penn brackets, such as sentences
             that other parsers agree on: the paper's semi-supervised setting.
@@ -746,13 +791,13 @@ def prepare_trees(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     banks = {split: load_trees(name, split, treebank) for split in ("train", "valid")}
-    pairs = {}
-    for split, bank in banks.items():
-        pairs[split] = [tree_pair(tree, numbered) for tree in bank.trees]
+    trees = {split: bank.trees for split, bank in banks.items()}
     for path in more:
         with open(path, encoding="utf-8") as file:
-            trees = filter(None, map(clean_tree, read_trees(file, Path(path).name)))
-            pairs["train"] += (tree_pair(tree, numbered) for tree in trees)
+            found = map(clean_tree, read_trees(file, Path(path).name))
+            trees["train"] = trees["train"] + list(filter(None, found))
+    tokenizer = train_tree_tokenizer(trees["train"], vocab_size, one_each)
+    pairs = {s: [tree_pair(tree, tokenizer) for tree in trees[s]] for s in trees}
     for split, rows in pairs.items():
         aside = folder / f"{split}.tsv.{os.getpid()}.part"
         text = "".join(f"{source}\t{target}\n" for source, target in rows)
@@ -761,7 +806,6 @@ def prepare_trees(
     corpus = {split: str(folder / f"{split}.tsv") for split in pairs}
     corpus |= {"name": name, "licence": banks["train"].licence}
     corpus |= {"max_ratio": 1000, "max_words": 10_000}  # sequences are long: drop none
-    tokenizer = train_tree_tokenizer(pairs["train"], vocab_size)
     ready = folder / "prepared"
     return prepare(corpus, ready, vocab_size, "bpe", max_length, tokenizer, threads)
 
@@ -775,7 +819,8 @@ def train_parser(
 ) -> Run:
     """Train a parser; the recipe's corpus names the treebank.
 
-    With "+numbers" behind the name, words are numbered: corpus = "craft+numbers".
+    With "+chunks" behind the name, as in corpus = "craft+chunks", each word is one
+    token, and the brackets around a word are one token, too.
 
     Args:
         recipe: Such as Recipe.load("craft-parsing").
@@ -789,10 +834,10 @@ def train_parser(
         CorpusUnavailable: If the treebank cannot be had.
     """
     name, _, form = str(recipe.corpus).partition("+")
-    if name not in TREEBANKS or form not in ("", "numbers"):
+    if name not in TREEBANKS or form not in ("", "chunks"):
         raise ValueError(
             f"recipe {recipe.name}: corpus={recipe.corpus!r} is no treebank; it must "
-            f"be one of {', '.join(TREEBANKS)}, and may end in +numbers."
+            f"be one of {', '.join(TREEBANKS)}, and may end in +chunks."
         )
     trees = Path(run_dir) / "trees"
     prepare_trees(name, trees, recipe.vocab_size, recipe.max_length, bool(form),
@@ -849,8 +894,7 @@ def parse(
     for i, row in enumerate(leaves):
         if not row:
             raise ValueError(f"sentence {i} has no words.")
-    numbered = reads_numbers(tokenizer)
-    texts = [source_text((leaf.word for leaf in row), numbered) for row in leaves]
+    texts = [source_text((leaf.word for leaf in row), tokenizer) for row in leaves]
     ids = tokenizer.encode_all(texts)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     device = next(model.parameters()).device
@@ -862,7 +906,7 @@ def parse(
             src_ids = pad([ids[i] + [EOS] for i in now]).to(device)  # (B, S)
             found = beam_search(model, src_ids, beam_size, alpha, max_extra)
             for i, hypotheses in zip(now, found, strict=True):
-                tokens = tokenizer.decode(hypotheses[0].ids).split()
+                tokens = tokenizer.decode(hypotheses[0].ids).replace("_", " ").split()
                 problem = fault(tokens, len(leaves[i]))
                 parses[i] = Parse(repair(tokens, leaves[i]), tokens, problem)
             bar.update(len(now))
@@ -906,8 +950,7 @@ def evaluate_parser(
     parses = parse(trees, model, tokenizer, **settings)
     groups = {"all": range(len(trees))}
     if max_length is not None:
-        numbered = reads_numbers(tokenizer)
-        sizes = [tokenizer.encode_all(tree_pair(tree, numbered)) for tree in trees]
+        sizes = [tokenizer.encode_all(tree_pair(tree, tokenizer)) for tree in trees]
         long = [max(map(len, pair)) > max_length for pair in sizes]
         groups["within"] = [i for i, beyond in enumerate(long) if not beyond]
         groups["beyond"] = [i for i, beyond in enumerate(long) if beyond]
