@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_lib import ablations
 from transformer_lib.ablations import (
     PAPER_BASE,
     ROWS,
@@ -30,12 +31,14 @@ from transformer_lib.ablations import (
     table_text,
     variation,
 )
+from transformer_lib.batches import prepare
 from transformer_lib.command_line import main
 from transformer_lib.exercises.ablations import (
     check_clear,
     check_proportion,
     check_ranks,
 )
+from transformer_lib.text import load_corpus
 from transformer_lib.training import Recipe
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -362,3 +365,24 @@ def test_mistakes_are_named(check, wrong, telling):
     verdict = check(wrong)
     assert not verdict.passed
     assert telling in verdict.message
+
+
+def test_bleu_is_measured_on_the_text_that_was_prepared(tmp_path, monkeypatch):
+    """With --data, not on the recipe's corpus, of which pairs could be in that text."""
+    pairs = load_corpus("grammar-en-de", "train").pairs[:900]
+    text = tmp_path / "mine.tsv"
+    text.write_text("".join(f"{en}\t{de}\n" for en, de in pairs), "utf-8")
+    corpus = {"train": str(text), "share": 0.1}
+    prepare(corpus, tmp_path / "data", 350)
+    seen = []
+    monkeypatch.setattr(
+        ablations, "measure", lambda recipe, run, data, pairs, *_: seen.append(pairs)
+        or {"recipe": asdict(recipe), "perplexity": 1.0, "bleu": 1.0},
+    )  # fmt: skip
+    base = tiny()  # its corpus is the grammar's
+    ablate(base, tmp_path / "out", ["base"], (0,), tmp_path / "data", "cpu",
+           sentences=25, show=False)  # fmt: skip
+    held_out = load_corpus(corpus, "valid").pairs
+    assert len(held_out) > 50, "too few to see that they are spread out"
+    assert seen == [held_out[:: math.ceil(len(held_out) / 25)]]
+    assert 13 <= len(seen[0]) <= 25

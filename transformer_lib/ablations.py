@@ -225,7 +225,8 @@ def ablate(
         data_dir: A folder that prepare wrote; out / "data" if None.
         device: "cpu" or "cuda"; the faster one that is there if None.
         longer: Whether the big model trains three times as long.
-        sentences: Validation sentences that BLEU is measured on.
+        sentences: How many validation sentences, at most, BLEU is measured on: every
+            second or third of them and so on, as many as that makes.
         show: Whether to say what is going on.
 
     Returns:
@@ -240,7 +241,9 @@ def ablate(
     if not (data_dir / "data.json").exists():
         prepare(base.corpus, data_dir, base.vocab_size, base.kind, base.max_length,
                 max_words=base.max_words)  # fmt: skip
-    pairs = load_corpus(base.corpus, "valid").pairs[:sentences]
+    corpus = load_prepared(data_dir).data["corpus"]  # with --data: not the recipe's
+    pairs = load_corpus(corpus, "valid").pairs
+    pairs = pairs[:: math.ceil(len(pairs) / sentences)]  # of every part of the text
     for key, recipe in todo:
         name = f"{key}-{recipe.seed}"
         path = out / f"{name}.json"
