@@ -529,11 +529,18 @@ def test_training_and_going_on(tmp_path):
             train_parser(other, tmp_path / "other", show=False)
 
 
-def test_recipes():
-    recipes = {n: Recipe.load(n) for n in ("wsj-parsing", "wsj-parsing-semi")}
-    for recipe in recipes.values():  # section 6.3
-        assert recipe.model["num_layers"] == 4 and recipe.model["d_model"] == 1024
-    assert [r.vocab_size for r in recipes.values()] == [16_000, 32_000]
+def test_recipes_of_section_6_3():
+    """Typed from the paper; what it does not name is the base model's."""
+    base = Recipe.load("wmt14-en-de-base")
+    for name, vocab_size in [("wsj-parsing", 16_000), ("wsj-parsing-semi", 32_000)]:
+        recipe = Recipe.load(name)
+        assert recipe.name == name and recipe.corpus == "wsj"
+        assert recipe.vocab_size == vocab_size
+        assert recipe.model == base.model | {"d_model": 1024, "num_layers": 4}
+        for setting in ("max_steps", "warmup", "factor", "epsilon"):
+            assert getattr(recipe, setting) == getattr(base, setting)
+        assert recipe.max_tokens * recipe.accumulate == 25_000
+    assert parsing.PAPER_SEARCH == {"beam_size": 21, "alpha": 0.3, "max_extra": 300}
     assert Recipe.load("craft-parsing").corpus == "craft+chunks"
 
 

@@ -7,12 +7,12 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/17_p
 # %% auto #0
 __all__ = ['OUTERMOST', 'DEEPEST', 'COMMENT', 'BRACKETS', 'WORD', 'WRITTEN', 'PUNCTUATION', 'SAME_LABEL', 'CRAFT_LICENCE',
            'CRAFT', 'CRAFT_IDS', 'CRAFT_TREES', 'CRAFT_SPLITS', 'WSJ_SPLITS', 'WSJ_LICENCE', 'TOY_WORDS', 'TOY_RULES',
-           'TOY_FIXED', 'TREEBANKS', 'SHAPE', 'ENDINGS', 'Tree', 'TreeError', 'read_trees', 'close_bracket',
-           'draw_tree', 'plain_label', 'clean_tree', 'clean_part', 'source_word', 'is_bracket', 'linearize', 'fault',
-           'repair', 'close_top', 'brackets', 'BracketScore', 'bracket_score', 'Treebank', 'load_craft',
-           'craft_archive', 'load_wsj', 'toy_brackets', 'load_toy', 'load_trees', 'word_shape', 'source_text',
-           'split_words', 'chunks', 'tree_pair', 'reads_words', 'train_tree_tokenizer', 'prepare_trees', 'train_parser',
-           'Parse', 'parse', 'sentence_leaves', 'evaluate_parser']
+           'TOY_FIXED', 'TREEBANKS', 'SHAPE', 'ENDINGS', 'TREES_FOR_VOCABULARY', 'PAPER_SEARCH', 'Tree', 'TreeError',
+           'read_trees', 'close_bracket', 'draw_tree', 'plain_label', 'clean_tree', 'clean_part', 'source_word',
+           'is_bracket', 'linearize', 'fault', 'repair', 'close_top', 'brackets', 'BracketScore', 'bracket_score',
+           'Treebank', 'load_craft', 'craft_archive', 'load_wsj', 'toy_brackets', 'load_toy', 'load_trees',
+           'word_shape', 'source_text', 'split_words', 'chunks', 'tree_pair', 'reads_words', 'train_tree_tokenizer',
+           'prepare_trees', 'further_trees', 'train_parser', 'Parse', 'parse', 'sentence_leaves', 'evaluate_parser']
 
 # %% ../notebooks/17_parsing.ipynb #ec6da133
 import hashlib
@@ -26,7 +26,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
 import sentencepiece as spm
@@ -759,6 +759,9 @@ def train_tree_tokenizer(
     return Tokenizer(out.getvalue())
 
 # %% ../notebooks/17_parsing.ipynb #b6e6d916
+TREES_FOR_VOCABULARY = 100_000  # of further trees, the first so many
+
+
 def prepare_trees(
     name: str,
     folder: str | Path,
@@ -791,23 +794,31 @@ def prepare_trees(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     banks = {split: load_trees(name, split, treebank) for split in ("train", "valid")}
-    trees = {split: bank.trees for split, bank in banks.items()}
-    for path in more:
-        with open(path, encoding="utf-8") as file:
-            found = map(clean_tree, read_trees(file, Path(path).name))
-            trees["train"] = trees["train"] + list(filter(None, found))
-    tokenizer = train_tree_tokenizer(trees["train"], vocab_size, one_each)
-    pairs = {s: [tree_pair(tree, tokenizer) for tree in trees[s]] for s in trees}
-    for split, rows in pairs.items():
-        aside = folder / f"{split}.tsv.{os.getpid()}.part"
-        text = "".join(f"{source}\t{target}\n" for source, target in rows)
-        aside.write_bytes(text.encode("utf-8"))
-        os.replace(aside, folder / f"{split}.tsv")
-    corpus = {split: str(folder / f"{split}.tsv") for split in pairs}
+    some = [*banks["train"].trees, *islice(further_trees(more), TREES_FOR_VOCABULARY)]
+    tokenizer = train_tree_tokenizer(some, vocab_size, one_each)
+    del some
+    corpus = {split: str(folder / f"{split}.tsv") for split in banks}
+    for split, path in corpus.items():
+        further = further_trees(more if split == "train" else ())
+        aside = Path(f"{path}.{os.getpid()}.part")
+        try:
+            with aside.open("w", encoding="utf-8", newline="\n") as file:
+                for tree in chain(banks[split].trees, further):
+                    file.write("\t".join(tree_pair(tree, tokenizer)) + "\n")
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
     corpus |= {"name": name, "licence": banks["train"].licence}
     corpus |= {"max_ratio": 1000, "max_words": 10_000}  # sequences are long: drop none
     ready = folder / "prepared"
     return prepare(corpus, ready, vocab_size, "bpe", max_length, tokenizer, threads)
+
+
+def further_trees(files: Iterable[str | Path]) -> Iterator[Tree]:
+    """Clean trees of files, one after the other: millions need not fit in memory."""
+    for path in files:
+        with open(path, encoding="utf-8") as file:
+            yield from filter(None, map(clean_tree, read_trees(file, Path(path).name)))
 
 
 def train_parser(
@@ -858,6 +869,9 @@ class Parse:
     tree: Tree
     tokens: list[str]
     fault: str
+
+
+PAPER_SEARCH = {"beam_size": 21, "alpha": 0.3, "max_extra": 300}  # section 6.3
 
 
 def parse(
