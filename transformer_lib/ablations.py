@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from .batches import load_prepared, prepare
+from .batches import load_prepared, prepare, within
 from .evaluation import Translator, perplexity, sacre_bleu
 from .multihead import head_widths
 from .text import load_corpus
@@ -242,7 +242,7 @@ def ablate(
         prepare(base.corpus, data_dir, base.vocab_size, base.kind, base.max_length,
                 max_words=base.max_words)  # fmt: skip
     corpus = load_prepared(data_dir).data["corpus"]  # with --data: not the recipe's
-    pairs = load_corpus(corpus, "valid").pairs
+    pairs = list(within(load_corpus(corpus, "valid").pairs, base.max_words))
     pairs = pairs[:: math.ceil(len(pairs) / sentences)]  # of every part of the text
     for key, recipe in todo:
         name = f"{key}-{recipe.seed}"
