@@ -6,15 +6,16 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/18_l
 
 # %% auto #0
 __all__ = ['KINDS', 'See', 'SIGNS', 'VIEW_STYLE', 'VIEW_SCRIPT', 'DIGITS', 'ALIGNED', 'MAIN_VERBS', 'ARTICLES', 'RELATIONS',
-           'Cases', 'PARTICLES', 'SPLIT_VERBS', 'BREAKS', 'NO_NOUN', 'OPENERS', 'ENDS_SPLIT', 'OWNERS', 'attentions',
-           'open_attend', 'watching', 'attention_weights', 'Attention', 'look', 'word_groups', 'join_labels',
-           'merge_words', 'by_words', 'pack', 'heat_map_svg', 'AttentionView', 'aligned', 'links',
-           'alignment_error_rate', 'read_aligned', 'encode_pairs', 'sign_ids', 'row_statistics', 'head_statistics',
-           'clause_words', 'relation_sentence', 'words_of', 'most_attended', 'split_verbs', 'possessives', 'plot_links',
-           'zeroed', 'uniform', 'shuffled', 'altered', 'token_log_probs', 'loss_and_choices', 'weigh_heads',
-           'record_heads', 'rank_correlation', 'effect_of_words']
+           'Cases', 'PARTICLES', 'SPLIT_VERBS', 'BREAKS', 'NO_NOUN', 'OPENERS', 'ENDS_SPLIT', 'OWNERS',
+           'RECORD_COMMAND', 'attentions', 'open_attend', 'watching', 'attention_weights', 'Attention', 'look',
+           'word_groups', 'join_labels', 'merge_words', 'by_words', 'pack', 'heat_map_svg', 'AttentionView', 'aligned',
+           'links', 'alignment_error_rate', 'read_aligned', 'encode_pairs', 'sign_ids', 'row_statistics',
+           'head_statistics', 'clause_words', 'relation_sentence', 'words_of', 'most_attended', 'split_verbs',
+           'possessives', 'plot_links', 'zeroed', 'uniform', 'shuffled', 'altered', 'token_log_probs',
+           'loss_and_choices', 'weigh_heads', 'record_heads', 'rank_correlation', 'effect_of_words']
 
 # %% ../notebooks/18_looking_inside.ipynb #012e2c95
+import hashlib
 import html
 import json
 import random
@@ -44,7 +45,7 @@ from transformer_lib.text import (
     load_corpus,
     verb_clause,
 )
-from .training import environment_record, write_json
+from .training import environment_record, find_pretrained, write_json
 from .transformer import Transformer
 
 # %% ../notebooks/18_looking_inside.ipynb #42e0ddb1
@@ -262,6 +263,8 @@ def by_words(pair: Attention) -> Attention:
 VIEW_STYLE = """
 .attention-view { line-height: 1.4; max-width: 46rem; }
 .attention-view svg { max-width: 100%; height: auto; }
+html[data-theme=dark] .bd-content div.cell_output .text_html.text_html:has(
+  > .attention-view) { background: transparent; color: inherit; padding: 0; }
 .attention-view fieldset { border: 0; margin: 0 0 .4rem; padding: 0; min-width: 0;
   display: flex; flex-wrap: wrap; gap: .3rem; align-items: center; }
 .attention-view legend { float: left; font-size: .85em; margin: 0; padding: 0 .4rem 0 0;
@@ -279,7 +282,8 @@ VIEW_STYLE = """
   margin: 0; padding: 0 .15rem; min-width: 2rem; }
 .attention-view .room { height: 3.2rem; width: 1.3rem; display: flex;
   align-items: flex-end; border-bottom: 1px solid currentColor; }
-.attention-view .bar { width: 100%; background: #0072b2; }
+.attention-view .bar { width: 100%;
+  background: color-mix(in srgb, #0072b2 75%, currentColor); }
 .attention-view .share { font-size: .8em; font-variant-numeric: tabular-nums; }
 .attention-view p { margin: .3rem 0; min-height: 2.8em; }
 """
@@ -922,7 +926,7 @@ def plot_links(
     import matplotlib.pyplot as plt
 
     if ax is None:
-        _, ax = plt.subplots(figsize=(3.4, 0.6 + 0.24 * max(len(queries), len(keys))))
+        _, ax = plt.subplots(figsize=(2.8, 0.6 + 0.26 * max(len(queries), len(keys))))
     rows = range(len(queries)) if rows is None else rows
     for t in rows:
         for s, weight in enumerate(weights[t].tolist()):
@@ -932,7 +936,7 @@ def plot_links(
     for x, labels, side in ((-0.05, queries, "right"), (1.05, keys, "left")):
         for i, label in enumerate(labels):
             strong = x < 0 and i in rows and len(rows) < len(queries)
-            ax.text(x, -i, label, ha=side, va="center", fontsize=9,
+            ax.text(x, -i, label, ha=side, va="center", fontsize=10,
                     weight="bold" if strong else "normal")  # fmt: skip
     ax.set(xlim=(-0.9, 1.9), ylim=(0.5 - max(len(queries), len(keys)), 0.7))
     ax.axis("off")
@@ -1065,7 +1069,15 @@ def weigh_heads(
     return rows
 
 # %% ../notebooks/18_looking_inside.ipynb #fe87df19
-def record_heads(path: str | Path, size: int = 400, seed: int = 0) -> dict:
+RECORD_COMMAND = (
+    'python -c "from transformer_lib.looking_inside import record_heads; '
+    'record_heads()"'
+)
+
+
+def record_heads(
+    path: str | Path = "evidence/attention-heads.json", size: int = 400, seed: int = 0
+) -> dict:
     """Weigh all heads of the model that ships on its test set, and keep the record.
 
     Args:
@@ -1092,7 +1104,10 @@ def record_heads(path: str | Path, size: int = 400, seed: int = 0) -> dict:
             see = altered(row["kind"], row["layer"], row["head"], zeroed)
             with watching(model, see):
                 row["bleu"] = bleu()
-    record = {"model": "tatoeba-en-de", "seed": seed, "sentences": len(pairs),
+    weights = find_pretrained("tatoeba-en-de") / "weights.safetensors"
+    record = {"command": RECORD_COMMAND, "model": "tatoeba-en-de",
+              "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+              "seed": seed, "sentences": len(pairs),
               "data": {"corpus": "tatoeba-en-de test", "sha256": test.sha256},
               "loss": loss_and_choices(model, encode_pairs(tokenizer, pairs))[0],
               "bleu": bleu(), "rows": rows, "environment": environment_record(),
