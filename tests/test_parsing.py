@@ -478,7 +478,7 @@ def test_prepared_targets_come_back(prepared):
 def test_more_trees(tmp_path):
     path = tmp_path / "more.mrg"
     path.write_text(WSJ_FILE)
-    ready = prepare_trees("toy", tmp_path / "a", 430, 60, more=[path], threads=1)
+    ready = prepare_trees("toy", tmp_path / "a", 390, 60, more=[path], threads=1)
     assert ready.data["train"]["read"] == 4002 and not reads_words(ready.tokenizer)
     path.write_text("(S")
     with pytest.raises(TreeError, match=r"more\.mrg, line 1"):

@@ -25,7 +25,7 @@ import tarfile
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
 from pathlib import Path
 
@@ -720,7 +720,8 @@ def train_tree_tokenizer(
 
     Args:
         trees: Clean trees.
-        vocab_size: Entries, the special ones and the bytes included.
+        vocab_size: Entries, the special ones and the bytes included; with one_each at
+            most so many.
         one_each: Whether each word is one token, rare ones by their shape, and each
             chunk; else subwords for the sentences, and a token for each bracket.
 
@@ -748,8 +749,8 @@ def train_tree_tokenizer(
             sentence_iterator=iter(texts), model_writer=out,
             vocab_size=vocab_size, model_type="bpe", character_coverage=1.0,
             byte_fallback=True, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
-            num_threads=1, minloglevel=2,
-            user_defined_symbols=symbols,
+            num_threads=1, minloglevel=2, user_defined_symbols=symbols,
+            hard_vocab_limit=not one_each,  # where all is known, fewer are enough
         )  # fmt: skip
     except RuntimeError as error:
         raise ValueError(
@@ -851,8 +852,9 @@ def train_parser(
             f"be one of {', '.join(TREEBANKS)}, and may end in +chunks."
         )
     trees = Path(run_dir) / "trees"
-    prepare_trees(name, trees, recipe.vocab_size, recipe.max_length, bool(form),
-                  treebank, more)  # fmt: skip
+    ready = prepare_trees(name, trees, recipe.vocab_size, recipe.max_length, bool(form),
+                          treebank, more)  # fmt: skip
+    recipe = replace(recipe, vocab_size=ready.tokenizer.vocab_size)  # may be smaller
     return train(recipe, run_dir, trees / "prepared", **options)
 
 # %% ../notebooks/17_parsing.ipynb #f43732e7
