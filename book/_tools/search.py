@@ -2,19 +2,23 @@
 
 Writes SETTINGS.json beside the settings, after each variation; one that is there is
 not run again. The loss is given in nats per character of the reference, since pieces
-of different vocabularies cannot be compared.
+of different vocabularies cannot be compared. The change "sample" is not a recipe's: the
+cuts of the training text are drawn once for each pair (subword regularization), which
+is all that a budget of less than one pass can see of it.
 """
 
 import argparse
 import json
+import math
 import time
 import tomllib
 from pathlib import Path
 
 import torch
 
-from transformer_lib.evaluation import sacre_bleu, translate
-from transformer_lib.text import load_corpus
+from transformer_lib.batches import Prepared, prepare
+from transformer_lib.evaluation import perplexity, sacre_bleu, translate
+from transformer_lib.text import Tokenizer, load_corpus
 from transformer_lib.training import Recipe, environment_record, train, write_json
 
 
@@ -30,14 +34,43 @@ def varied(base: dict, changes: dict) -> dict:
     return settings
 
 
-def measure(name: str, recipe: Recipe, runs: Path, sentences: int) -> dict:
+class Drawing(Tokenizer):
+    """A tokenizer that draws each cut at random."""
+
+    sample = 0.0
+
+    def encode_all(self, texts, threads=1, sample=0.0):
+        """Ids of many sentences, their cuts drawn."""
+        return super().encode_all(texts, threads, sample or self.sample)
+
+
+def prepared(recipe: Recipe, folder: Path, sample: float = 0.0) -> Prepared:
+    """The text of a recipe; with sample, the same vocabulary and drawn cuts."""
+    settings = (recipe.vocab_size, recipe.kind, recipe.max_length)
+    plain = prepare(recipe.corpus, folder, *settings)
+    if not sample:
+        return plain
+    tokenizer = Drawing.load(folder / "tokenizer.model")
+    tokenizer.sample = sample
+    folder = folder.with_name(f"{folder.name}-drawn")
+    return prepare(recipe.corpus, folder, *settings, tokenizer)
+
+
+def measure(
+    name: str, recipe: Recipe, runs: Path, sentences: int, sample: float = 0.0
+) -> dict:
     """Train one variation and score it on validation sentences."""
     run_dir = runs / "".join(c if c.isalnum() else "-" for c in name)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    plain = prepared(recipe, run_dir / "data")
+    if sample:
+        prepared(recipe, run_dir / "data", sample)
+    data_dir = run_dir / ("data-drawn" if sample else "data")
     began = time.process_time()
-    run = train(recipe, run_dir, device="cpu", show=False)
+    run = train(recipe, run_dir, data_dir, device="cpu", show=False)
     cpu_seconds = time.process_time() - began
     valid = load_corpus(recipe.corpus, "valid")
-    last = run.history[-1]
+    loss = math.log(perplexity(run.model, plain.valid))
     pieces = sum(
         len(run.tokenizer.encode(target)) + 1
         for _, target in valid.pairs
@@ -51,8 +84,8 @@ def measure(name: str, recipe: Recipe, runs: Path, sentences: int) -> dict:
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "updates": run.progress.step,
         "tokens": run.progress.tokens,
-        "valid_loss_per_piece": last["valid_loss"],
-        "valid_loss_per_character": last["valid_loss"] * pieces / characters,
+        "valid_loss_per_piece": loss,
+        "valid_loss_per_character": loss * pieces / characters,
         "bleu": score.value,
         "signature": score.signature,
         "sentences": len(pairs),
@@ -76,8 +109,10 @@ def main() -> None:
     for name, changes in settings["variations"].items():
         if record["variations"].get(name, {}).get("changes") == changes:
             continue
-        recipe = Recipe(**varied(settings["base"], {"name": "search", **changes}))
-        figures = measure(name, recipe, args.runs / args.settings.stem, args.sentences)
+        own = {"name": "search"} | {k: v for k, v in changes.items() if k != "sample"}
+        recipe = Recipe(**varied(settings["base"], own))
+        figures = measure(name, recipe, args.runs / args.settings.stem, args.sentences,
+                          changes.get("sample", 0.0))  # fmt: skip
         record["variations"][name] = {"changes": changes, **figures}
         write_json(out, record)
         print(f"{name:40} {figures['bleu']:5.1f} BLEU", flush=True)
