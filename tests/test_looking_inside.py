@@ -348,6 +348,7 @@ def test_second_layer_writes_and_aligns(trained):
 def test_row_statistics_by_loops(trained):
     signs = torch.tensor([7])
     weights = torch.rand(1, 2, 4, 4).softmax(-1).tril()
+    weights = weights / weights.sum(-1, keepdim=True)
     keys = torch.tensor([[9, 7, 8, EOS]])
     got = row_statistics(weights, keys, signs, same_text=True)
     for h in range(2):
@@ -363,6 +364,8 @@ def test_row_statistics_by_loops(trained):
             assert wanted.keys() == got.keys()
             for name, value in wanted.items():
                 assert float(got[name][0, h, t]) == pytest.approx(value, abs=1e-5), name
+    theirs = torch.distributions.Categorical(probs=weights).entropy()
+    torch.testing.assert_close(got["entropy"], theirs, atol=1e-5, rtol=1e-4)
     few = row_statistics(weights, keys, signs, same_text=False)
     assert "distance" not in few and "next" not in few
     pieces = [trained[1].processor.id_to_piece(int(i)) for i in sign_ids(trained[1])]
@@ -439,6 +442,47 @@ def test_searches(trained):
     ]  # fmt: skip
     wanted = [(texts[0], 2, 0), (texts[2], 3, 1), (texts[5], 2, 0)]
     assert possessives(tokenizer, texts) == wanted
+
+
+# --- the paper's figures: what the chapter says of its best examples -----------------
+
+
+def encoder_weights(trained, text):
+    """Words, and the encoder's attention between them, (L, H, words, words)."""
+    pair = by_words(look(*trained, text, ""))
+    return pair.source, torch.stack(pair.weights["encoder"])[:, 0]
+
+
+def test_figure_3_two_heads_link_verb_and_particle(trained):
+    """Link and way back over four words, and neither to the nearer "back" or "her"."""
+    words, weights = encoder_weights(trained, "Put your wig back on.")
+    assert int(weights[1, 1, words.index("on")].argmax()) == words.index("Put")
+    words, weights = encoder_weights(trained, "I gave her her dictionary back.")
+    row = weights[1, 0, words.index("gave")]
+    assert int(row.argmax()) == words.index("back") and row.max() > 0.5
+
+
+def test_figure_4_the_owner_looks_at_its_possessive_and_not_back(trained):
+    for text in ("Tom is likely to forget his promise.", "Tom forgot his keys."):
+        words, weights = encoder_weights(trained, text)
+        tom, his = words.index("Tom"), words.index("his")
+        assert int(weights[1, 3, tom].argmax()) == his
+        back = weights[0, 0, his]  # the head that the search chose
+        assert words[int(back.argmax())] == "</s>" and back[tom] < 0.1
+
+
+def test_figure_5_two_heads_have_two_structures(trained):
+    """Head 2.1 finds the noun also behind an adjective; head 2.3 the word before."""
+    model, tokenizer = trained
+    rng, far, near, before = random.Random(7), [], [], []
+    for _ in range(60):
+        text, found = relation_sentence(rng)
+        best = most_attended(model, tokenizer, text)[1]  # (H, words)
+        for a, b in found["article → noun"]:
+            (far if b - a > 1 else near).append(int(best[0, a]) == b)
+        before += (best[2, 1:] == torch.arange(best.shape[-1] - 1)).tolist()
+    assert sum(far) / len(far) > 0.9 and sum(near) / len(near) > 0.9
+    assert len(far) > 20 and sum(before) / len(before) > 0.4
 
 
 @FEW
@@ -614,6 +658,40 @@ def test_click_and_keys(chromium, pair, tmp_path):
     )
     assert small == 0
     page.close()
+
+
+LIGHT = "body { background: #fff; color: #222832; }"
+LUMINANCES = """() => {
+  const luminance = css => {
+    const numbers = css.match(/[\\d.]+/g).map(Number).slice(0, 3);
+    const parts = numbers.map(c => css.startsWith("color") ? c : c / 255);
+    const linear = c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+    const [r, g, b] = parts.map(linear);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const of = (selector, name) =>
+    luminance(getComputedStyle(document.querySelector(selector))[name]);
+  return [of("body", "backgroundColor"), of(".share", "color"), of("button", "color"),
+          of(".bar", "backgroundColor")];
+}"""
+
+
+@pytest.mark.parametrize("style", [LIGHT, DARK], ids=["light", "dark"])
+def test_touch_and_contrast_in_both_themes(chromium, pair, tmp_path, style):
+    address = write_page(tmp_path / "touch.html", AttentionView(pair), style=style)
+    phone = {"width": 360, "height": 800}
+    context = chromium.new_context(has_touch=True, viewport=phone)
+    page = context.new_page()
+    page.goto(address)
+    before = page.locator(".share").all_inner_texts()
+    page.locator(".queries button").nth(4).tap()
+    assert page.locator(".share").all_inner_texts() != before
+    page.get_by_role("button", name="encoder").tap()
+    assert page.locator(".key").count() == len(pair.source)
+    ground, *others = page.evaluate(LUMINANCES)
+    ratios = [(max(ground, x) + 0.05) / (min(ground, x) + 0.05) for x in others]
+    assert min(ratios[:2]) >= 4.5 and ratios[2] >= 3, ratios  # WCAG: text, graphics
+    context.close()
 
 
 def test_without_scripts_a_picture_stands_there(chromium, pair, tmp_path):
