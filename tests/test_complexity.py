@@ -2,10 +2,13 @@
 
 import json
 import math
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib.attention import scaled_dot_product_attention
@@ -14,20 +17,22 @@ from transformer_lib.transformer import Transformer, TransformerConfig
 
 CHAPTER = Path(__file__).resolve().parents[1] / "notebooks/19_complexity.ipynb"
 DEFINES = "multiply_adds self_attention restricted_attention layers longest_chain"
-DEFINES += " gradient convolutions repeated crossing"
+DEFINES += " gradient convolutions repeated crossing fused_attention storages"
+DEFINES += " LiveMemory peak_bytes"
 
 
 @pytest.fixture(scope="module")
 def page():
     """The functions that the chapter defines, taken from its cells."""
-    names = {"math": math, "torch": torch, "nn": torch.nn}
+    names = {"math": math, "torch": torch, "nn": torch.nn, "weakref": weakref}
+    names["TorchDispatchMode"] = TorchDispatchMode
     exec("from numpy import log", names)
     for cell in json.loads(CHAPTER.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         for name in DEFINES.split():
-            start = source.find(f"def {name}(")
-            if cell["cell_type"] == "code" and start >= 0:
-                exec(function_at(source[start:]), names)
+            starts = source.find(f"def {name}("), source.find(f"class {name}(")
+            if cell["cell_type"] == "code" and max(starts) >= 0:
+                exec(function_at(source[max(starts) :]), names)
     assert set(DEFINES.split()) <= set(names)
     return names
 
@@ -56,6 +61,82 @@ def test_self_attention_and_recurrence_meet_at_n_equal_d(page):
     for size in (1, 7, 512):
         counts = page["multiply_adds"](size, size)
         assert counts["self-attention"] == counts["recurrent"]
+
+
+# --- memory ---
+
+
+def test_memory_of_a_known_program(page):
+    """Alive at once: three of four results; a view and an input add nothing."""
+
+    def program(x):
+        first = x + 1
+        second = (first.view(-1) * 2).view_as(x)
+        del first
+        return second.exp() + x.T.T
+
+    x = torch.randn(10, 10)
+    assert page["peak_bytes"](program, x) == 3 * 400
+    with page["LiveMemory"]() as memory:
+        kept = x + 1
+    assert (memory.now, memory.peak) == (400, 400)
+    del kept
+    assert memory.now == 0
+
+
+@pytest.mark.parametrize("n, d, r", [(40, 8, 4), (33, 16, 6), (48, 128, 8)])
+def test_memory_is_what_the_formulas_say(page, n, d, r):
+    """Counted by hand in the code of the two attentions, in bytes."""
+    x = torch.randn(1, n, d)
+    peak = page["peak_bytes"]
+    assert peak(page["self_attention"], x) == 4 * max(3 * n * n, 2 * n * n + n * d)
+    wide = n + r - 1  # positions of the padded tensor; the mask has one byte each
+    expected = 4 * (wide * d + 2 * r * n + max(2 * r * n, n * d)) + wide
+    assert peak(lambda x: page["restricted_attention"](x, r), x) == expected
+
+
+def allocator_s_peak(layer, x):
+    """The same from torch's own log of its allocator."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        with torch.no_grad():
+            layer(x)
+    events = watched.profiler.kineto_results.events()
+    events = sorted((e for e in events if e.name() == "[memory]"), key=started)
+    now, most = 0, 0
+    for event in events:
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def started(event):
+    return event.start_ns()
+
+
+def test_memory_equals_the_allocator_s_log(page):
+    peak, found = page["peak_bytes"], {}
+    for n in (128, 256, 512):
+        layers = page["layers"](64) | {"fused": page["fused_attention"]}
+        x = torch.randn(1, n, 64)
+        for kind, layer in layers.items():
+            both = peak(layer, x), allocator_s_peak(layer, x)
+            found.setdefault(kind, []).append(both)
+    for kind in ("self-attention", "recurrent", "restricted"):
+        assert all(ours == theirs > 0 for ours, theirs in found[kind]), kind
+    for kind, pairs in found.items():
+        for i in range(2):  # what we see, and what the allocator sees
+            growth = math.log(pairs[-1][i] / pairs[0][i]) / math.log(4)
+            wanted = 2 if kind == "self-attention" else 1
+            assert growth == pytest.approx(wanted, abs=0.3), (kind, growth)
+        assert all(ours <= theirs for ours, theirs in pairs), kind
+
+
+def test_training_keeps_more(page):
+    x, layers = torch.randn(1, 64, 16), page["layers"](16)
+    for kind, layer in layers.items():
+        assert page["peak_bytes"](layer, x, True) > page["peak_bytes"](layer, x), kind
+    windows = page["peak_bytes"](layers["restricted"], x, True)
+    assert 32 * 64 * 16 * 4 < windows < 4 * 32 * 64 * 16 * 4
 
 
 @pytest.mark.parametrize("r", [1, 4, 9])

@@ -1,6 +1,7 @@
 """Chapter 18: weights against torch's, words, alignments, heads, and the clicks."""
 
 import copy
+import hashlib
 import html
 import json
 import random
@@ -57,7 +58,7 @@ from transformer_lib.looking_inside import (
     zeroed,
 )
 from transformer_lib.text import ADJECTIVES, BOS, EOS, NOUNS, PAD, PRONOUNS
-from transformer_lib.training import load_pretrained, read_evidence
+from transformer_lib.training import find_pretrained, load_pretrained, read_evidence
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 
 VOCABULARY = 30
@@ -244,6 +245,11 @@ def test_the_record_says_what_the_chapter_says():
     found = {(r["kind"], r["layer"], r["head"], r["change"]): r for r in record["rows"]}
     assert len(found) == len(record["rows"]) == 3 * 2 * 5 * 3
     assert {"hardware", "commit", "date"} <= record["environment"].keys()
+    assert record["command"] == module.RECORD_COMMAND and record["seconds"] > 0
+    weights = find_pretrained("tatoeba-en-de") / "weights.safetensors"
+    same = hashlib.sha256(weights.read_bytes()).hexdigest() == record["weights_sha256"]
+    assert same, "The record is of another model: make it again."
+    assert len(record["data"]["sha256"]) == 64 and record["seed"] == 0
     assert all(found["encoder", 0, h, "zeroed"]["rise"] < 0.05 for h in range(4))
     assert found["cross", 1, None, "shuffled"]["rise"] > 1
     assert found["cross", 1, None, "zeroed"]["bleu"] < record["bleu"] / 4
