@@ -1,0 +1,140 @@
+"""What makes a page comfortable to read.
+
+Equations and figures of the chapters get numbers, which can be linked to. The first
+mention of a glossary term on a page shows its definition. A page says when there is
+nothing under an address, and a site map and previews are made for those who link here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from docutils import nodes
+
+CHAPTERS = "notebooks/"
+GLOSSARY, NOTATION = "book/glossary", "book/notation"
+# A term is not looked for in these: names, formulas, code, links, and what is folded.
+LEAVE = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.math,
+         nodes.math_block, nodes.raw, nodes.term)  # fmt: skip
+
+
+# --- numbers -------------------------------------------------------------------------
+
+
+def number_equations(app, doctree):
+    """Displayed formulas of chapter 02 are (2.1), (2.2), ...; each has an address."""
+    docname = app.env.docname
+    if not docname.startswith(CHAPTERS):
+        return
+    chapter = int(docname.removeprefix(CHAPTERS).split("_")[0])
+    for i, block in enumerate(doctree.findall(nodes.math_block), 1):
+        if not block.get("number"):
+            block["number"] = f"{chapter}.{i}"
+            block["ids"] = [f"equation-{chapter}-{i}"]
+
+
+def number_figures(app, doctree):
+    """Pictures that cells drew are Figure 2.1, 2.2, ...; each has an address."""
+    docname = app.env.docname
+    if not docname.startswith(CHAPTERS):
+        return
+    chapter, i = int(docname.removeprefix(CHAPTERS).split("_")[0]), 0
+    for output in doctree.findall(nodes.container):
+        if output.get("nb_element") != "cell_code_output":
+            continue
+        if any(True for _ in output.findall(nodes.image)):
+            i += 1
+            number = f"Figure {chapter}.{i}"
+            words = nodes.paragraph("", number, classes=["figure-number"])
+            words["ids"] = [f"figure-{chapter}-{i}"]
+            output += words
+
+
+# --- definitions ---------------------------------------------------------------------
+
+
+def definitions(env) -> dict[str, tuple[str, str]]:
+    """Term in lower case -> (address in the glossary, its definition)."""
+    if not hasattr(env, "comforts_definitions"):
+        found = {}
+        doctree = env.get_doctree(GLOSSARY)
+        for item in doctree.findall(nodes.definition_list_item):
+            said = next(item.findall(nodes.definition)).astext()
+            said = re.sub(r"\s*Chapters? [\d, and]+\.\s*$", "", " ".join(said.split()))
+            for term in item.findall(nodes.term):
+                name = term.astext().strip()
+                found[name.lower()] = (term["ids"][0], said)
+        env.comforts_definitions = found
+    return env.comforts_definitions
+
+
+def mark_terms(app, doctree, docname):
+    """The first mention of each glossary term on a page is a link that explains."""
+    if docname == GLOSSARY or docname.startswith("book/api/"):
+        return
+    known = definitions(app.env)
+    names = sorted(known, key=len, reverse=True)
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, names))})(s?)\b", re.IGNORECASE)
+    seen = set()
+    for paragraph in list(doctree.findall(nodes.paragraph)):
+        for text in list(paragraph.findall(nodes.Text)):
+            if not within(text, LEAVE, paragraph):
+                mark_text(app, docname, text, pattern, known, seen)
+
+
+def within(node, kinds, top) -> bool:
+    """Whether a node lies inside one of these kinds, up to and with the top."""
+    while node is not None:
+        if isinstance(node, kinds):
+            return True
+        node = None if node is top else node.parent
+    return False
+
+
+def mark_text(app, docname, text, pattern, known, seen):
+    """Split one piece of text at the terms in it that were not seen before."""
+    plain, start, parts = text.astext(), 0, []
+    for match in pattern.finditer(plain):
+        term = match.group(1).lower()
+        if term in seen:
+            continue
+        seen.add(term)
+        address, said = known[term]
+        link = nodes.reference("", match.group(0), internal=True, classes=["defined"])
+        link["refuri"] = app.builder.get_relative_uri(docname, GLOSSARY) + f"#{address}"
+        link["reftitle"] = said  # comforts.js shows it, to the keyboard too
+        parts += [nodes.Text(plain[start : match.start()]), link]
+        start = match.end()
+    if parts:
+        text.parent.replace(text, [*parts, nodes.Text(plain[start:])])
+
+
+def letters(env) -> dict[str, str]:
+    """The letters of shapes and what they mean, from the page on notation."""
+    doctree = env.get_doctree(NOTATION)
+    rows = next(doctree.findall(nodes.tbody)).findall(nodes.row)
+    cells = [[cell.astext() for cell in row.findall(nodes.entry)] for row in rows]
+    return {letter: meaning for letter, meaning, *_ in cells}
+
+
+def hand_over(app, pagename, templatename, context, doctree):
+    """Give the scripts what they need to explain shapes and to know the page."""
+    known = {"page": pagename, "letters": letters(app.env)} if doctree else {}
+    app.add_js_file(None, body=f"window.literate = {json.dumps(known)};", priority=100)
+
+
+def forget_definitions(app, env, docname):
+    """The glossary is read again."""
+    if docname == GLOSSARY and hasattr(env, "comforts_definitions"):
+        del env.comforts_definitions
+
+
+def setup(app):
+    app.connect("doctree-read", number_equations)
+    app.connect("doctree-read", number_figures)
+    app.connect("doctree-resolved", mark_terms)
+    app.connect("html-page-context", hand_over)
+    app.connect("env-purge-doc", forget_definitions)
+    app.add_js_file("comforts.js", loading_method="defer")
+    return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

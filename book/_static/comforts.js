@@ -1,0 +1,129 @@
+/* What makes a page comfortable: definitions shown on hover, focus and touch; a mark on
+   each chapter that was read to its end; where one was. Nothing leaves the browser. */
+(() => {
+  "use strict";
+  const known = window.literate || {};
+
+  // --- what is kept, where the browser allows it ---------------------------------
+  const KEY = "literate-transformer";
+  const kept = () => {
+    try { return JSON.parse(localStorage.getItem(KEY)) || {}; } catch { return {}; }
+  };
+  const keep = changes => {
+    try { localStorage.setItem(KEY, JSON.stringify({ ...kept(), ...changes })); } catch {}
+  };
+
+  // --- explanations ---------------------------------------------------------------
+  const tip = document.createElement("div");
+  tip.id = "explanation";
+  tip.className = "explanation";
+  tip.setAttribute("role", "tooltip");
+  tip.hidden = true;
+
+  function show(about, words) {
+    tip.textContent = words;
+    tip.hidden = false;
+    about.setAttribute("aria-describedby", tip.id);
+    const at = about.getBoundingClientRect(), own = tip.getBoundingClientRect();
+    const below = at.bottom + own.height + 12 < innerHeight;
+    const left = Math.min(at.left, document.documentElement.clientWidth - own.width - 8);
+    tip.style.left = `${Math.max(8, left) + scrollX}px`;
+    tip.style.top = `${(below ? at.bottom + 6 : at.top - own.height - 6) + scrollY}px`;
+  }
+  function hide(about) {
+    tip.hidden = true;
+    about.removeAttribute("aria-describedby");
+  }
+  function explain(about, words) {
+    for (const event of ["mouseenter", "focus"])
+      about.addEventListener(event, () => show(about, words));
+    for (const event of ["mouseleave", "blur"])
+      about.addEventListener(event, () => hide(about));
+    about.addEventListener("keydown", event => event.key === "Escape" && hide(about));
+    // A first touch explains, a second follows the link.
+    about.addEventListener("touchend", event => {
+      if (tip.hidden || tip.textContent !== words) {
+        event.preventDefault();
+        show(about, words);
+      }
+    });
+  }
+
+  function explainTerms() {
+    for (const link of document.querySelectorAll("a.defined[title]")) {
+      const words = link.title;
+      link.removeAttribute("title");
+      explain(link, words);
+    }
+  }
+
+  // "# (B, H, T, K)" in code: what the letters mean.
+  const SHAPE = /\(((?:[A-Z]|\d+)(?:, *(?:[A-Z]|\d+))+),?\)/g;
+  function explainShapes() {
+    for (const comment of document.querySelectorAll(".highlight .c1")) {
+      const found = new Set();
+      for (const [, inner] of comment.textContent.matchAll(SHAPE))
+        for (const letter of inner.split(/, */)) if (known.letters[letter]) found.add(letter);
+      if (!found.size) continue;
+      const words = [...found].map(letter => `${letter}: ${known.letters[letter]}`);
+      comment.classList.add("shape");
+      explain(comment, words.join("\n"));
+    }
+  }
+
+  // --- progress ----------------------------------------------------------------------
+  const chapter = /^notebooks\//.test(known.page || "") ? known.page.split("/")[1] : null;
+  const article = () => document.querySelector("article.bd-article");
+
+  function follow() {
+    const bar = document.createElement("div");
+    bar.className = "read-so-far";
+    bar.setAttribute("aria-hidden", "true");
+    document.body.append(bar);
+    const look = () => {
+      const box = article().getBoundingClientRect();
+      const share = Math.min(1, Math.max(0, (innerHeight - box.top) / box.height));
+      bar.style.width = `${100 * share}%`;
+      if (scrollY > 200) keep({ last: { chapter, share, title: document.title } });
+      if (share > 0.97 && !(kept().read || {})[chapter]) {
+        keep({ read: { ...kept().read, [chapter]: true } });
+        markRead();
+      }
+    };
+    addEventListener("scroll", look, { passive: true });
+    look();
+  }
+
+  function markRead() {
+    const read = kept().read || {};
+    for (const link of document.querySelectorAll(".bd-links a.reference, .chapter-times a")) {
+      const name = (link.getAttribute("href") === "#" ? chapter || "" :
+        link.getAttribute("href").split("/").pop()).replace(/\.html.*$/, "");
+      if (!read[name] || link.querySelector(".was-read")) continue;
+      const mark = document.createElement("span");
+      mark.className = "was-read";
+      mark.textContent = " ✓";
+      mark.title = "read to its end, in this browser";
+      link.append(mark);
+    }
+  }
+
+  function offerToGoOn() {
+    const place = document.getElementById("go-on"), last = kept().last;
+    if (!place || !last || last.share > 0.97) return;
+    const link = document.createElement("a");
+    link.href = `../notebooks/${last.chapter}.html`;
+    link.textContent = last.title.split(" — ")[0];
+    place.append("You were in ", link, `, ${Math.round(100 * last.share)}% through.`);
+    place.hidden = false;
+  }
+
+  addEventListener("DOMContentLoaded", () => {
+    document.body.append(tip);
+    explainTerms();
+    if (known.letters) explainShapes();
+    if (chapter && article()) follow();
+    markRead();
+    offerToGoOn();
+  });
+})();

@@ -1,0 +1,83 @@
+"""Numbers of equations and figures, words explained, what the browser remembers."""
+
+import re
+
+import pytest
+from built import Page, documents
+from test_pages import browser, site, window  # noqa: F401
+
+CHAPTERS = [name for name in documents() if name.startswith("notebooks/")]
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_equations_and_figures_are_numbered(name):
+    page, chapter = Page(name), int(name.split("/")[1].split("_")[0])
+    formulas = page.html.count('<div class="math ')
+    shown = re.findall(r'class="eqno">\(([\d.]+)\)', page.html)
+    assert shown == [f"{chapter}.{i}" for i in range(1, formulas + 1)]
+    pictures = len(re.findall(r'<img [^>]*src="\.\./_images/', page.html))
+    number = r'class="figure-number" id="[^"]+">(Figure [\d.]+)<'
+    figures = re.findall(number, page.html)
+    assert figures == [f"Figure {chapter}.{i}" for i in range(1, len(figures) + 1)]
+    assert bool(pictures) == bool(figures)
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_first_mention_of_a_term_is_explained(name):
+    html = Page(name).html
+    links = re.findall(r'<a class="defined[^>]*href="([^"]+)" title="([^"]*)"', html)
+    addresses = [address for address, _ in links]
+    assert links, "no word of the glossary on this page"
+    assert len(set(addresses)) == len(addresses), "a term is explained twice"
+    glossary = Page("book/glossary").html
+    for address, words in links:
+        assert f'id="{address.split("#")[1]}"' in glossary, address
+        assert len(words) > 20, address
+
+
+def explained(page, selector):
+    """What is shown when the keyboard reaches an element."""
+    page.locator(selector).first.focus()
+    tip = page.locator("#explanation")
+    assert tip.is_visible()
+    return tip.inner_text()
+
+
+def test_definition_by_keyboard_and_mouse(window, site):  # noqa: F811
+    page, troubles = window
+    page.goto(f"{site}/notebooks/02_attention.html", wait_until="load")
+    term = 'a.defined[href$="#term-mask"]'
+    assert "True where attention is allowed" in explained(page, term)
+    page.keyboard.press("Escape")
+    assert page.locator("#explanation").is_hidden()
+    page.hover(term)
+    assert page.locator("#explanation").is_visible()
+    page.hover("h1 >> visible=true")
+    assert page.locator("#explanation").is_hidden()
+    page.hover(".highlight .c1.shape >> nth=0")
+    said = page.locator("#explanation").inner_text()
+    assert re.search(r"^T: target length", said, re.M), said
+    assert not troubles
+
+
+def test_what_was_read_is_remembered(window, site):  # noqa: F811
+    page, troubles = window
+    page.goto(f"{site}/book/welcome.html", wait_until="load")
+    page.evaluate("localStorage.clear()")
+    page.reload()
+    assert page.locator("#go-on").is_hidden()
+    page.goto(f"{site}/notebooks/02_attention.html", wait_until="load")
+    page.evaluate("scrollTo(0, 2000)")
+    page.wait_for_function("localStorage.getItem('literate-transformer')")
+    page.goto(f"{site}/book/welcome.html", wait_until="load")
+    assert "Scaled dot-product attention" in page.locator("#go-on").inner_text()
+    assert not page.locator(".was-read").count()
+    page.goto(f"{site}/notebooks/02_attention.html", wait_until="load")
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    page.wait_for_selector(".was-read", state="attached")
+    page.goto(f"{site}/book/welcome.html", wait_until="load")
+    marked = page.locator(".chapter-times a:has(.was-read)").all_inner_texts()
+    assert len(marked) == 1 and "Scaled dot-product attention" in marked[0]
+    assert page.locator("#go-on").is_hidden(), "it was read to its end"
+    page.evaluate("localStorage.clear()")
+    assert not troubles
