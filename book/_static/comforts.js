@@ -118,11 +118,59 @@
     place.hidden = false;
   }
 
+  // --- notes ---------------------------------------------------------------------------
+  // One box for each chapter in the side bar, and one for everything else.
+  function offerNotes() {
+    const place = document.getElementById("notes");
+    if (!place) return;
+    const chapters = [["", "The whole book"]];
+    for (const link of document.querySelectorAll(".bd-links a.reference")) {
+      const name = (link.getAttribute("href").match(/notebooks\/([^.]+)\.html/) || [])[1];
+      if (name) chapters.push([name, link.textContent.replace("✓", "").trim()]);
+    }
+    for (const [name, title] of chapters) {
+      const label = document.createElement("label"), box = document.createElement("textarea");
+      box.id = `note-${name}`;
+      label.htmlFor = box.id;
+      label.textContent = title;
+      box.rows = 3;
+      box.value = (kept().notes || {})[name] || "";
+      box.addEventListener("input", () => {
+        keep({ notes: { ...kept().notes, [name]: box.value } });
+        say((kept().notes || {})[name] === box.value ? "Kept in this browser." :
+          "This browser does not keep anything: save to a file before you leave.");
+      });
+      place.append(label, box);
+    }
+    const state = document.getElementById("notes-state");
+    const say = words => { state.textContent = words; };
+    const written = () => chapters.map(([name, title]) =>
+      [title, document.getElementById(`note-${name}`).value.trim()]).filter(n => n[1]);
+    document.getElementById("notes-save").addEventListener("click", () => {
+      const notes = written();
+      if (!notes.length) { say("There is nothing to save yet."); return; }
+      const text = notes.map(([title, words]) => `## ${title}\n\n${words}\n`).join("\n");
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([text], { type: "text/markdown" }));
+      link.download = "literate-transformer-notes.md";
+      link.click();
+      URL.revokeObjectURL(link.href);
+      say(`Saved: notes on ${notes.length} of ${chapters.length} places.`);
+    });
+    document.getElementById("notes-clear").addEventListener("click", () => {
+      if (!written().length || !confirm("Remove all notes from this browser?")) return;
+      keep({ notes: {} });
+      for (const box of place.querySelectorAll("textarea")) box.value = "";
+      say("All notes are removed.");
+    });
+  }
+
   addEventListener("DOMContentLoaded", () => {
     document.body.append(tip);
     explainTerms();
     if (known.letters) explainShapes();
     if (chapter && article()) follow();
+    offerNotes();
     markRead();
     offerToGoOn();
   });
