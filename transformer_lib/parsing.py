@@ -7,12 +7,13 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/17_p
 # %% auto #0
 __all__ = ['OUTERMOST', 'DEEPEST', 'COMMENT', 'BRACKETS', 'WORD', 'WRITTEN', 'PUNCTUATION', 'SAME_LABEL', 'CRAFT_LICENCE',
            'CRAFT', 'CRAFT_IDS', 'CRAFT_TREES', 'CRAFT_SPLITS', 'WSJ_SPLITS', 'WSJ_LICENCE', 'TOY_WORDS', 'TOY_RULES',
-           'TOY_FIXED', 'TREEBANKS', 'SHAPE', 'ENDINGS', 'TREES_FOR_VOCABULARY', 'PAPER_SEARCH', 'Tree', 'TreeError',
-           'read_trees', 'close_bracket', 'draw_tree', 'plain_label', 'clean_tree', 'clean_part', 'source_word',
-           'is_bracket', 'linearize', 'fault', 'repair', 'close_top', 'brackets', 'BracketScore', 'bracket_score',
-           'Treebank', 'load_craft', 'craft_archive', 'load_wsj', 'toy_brackets', 'load_toy', 'load_trees',
-           'word_shape', 'source_text', 'split_words', 'chunks', 'tree_pair', 'reads_words', 'train_tree_tokenizer',
-           'prepare_trees', 'further_trees', 'train_parser', 'Parse', 'parse', 'sentence_leaves', 'evaluate_parser']
+           'TOY_FIXED', 'TREEBANKS', 'SHAPE', 'ENDINGS', 'TREES_FOR_VOCABULARY', 'PAPER_SEARCH', 'TABLE_4', 'Tree',
+           'TreeError', 'read_trees', 'close_bracket', 'draw_tree', 'plain_label', 'clean_tree', 'clean_part',
+           'source_word', 'is_bracket', 'linearize', 'fault', 'repair', 'close_top', 'brackets', 'BracketScore',
+           'bracket_score', 'Treebank', 'load_craft', 'craft_archive', 'load_wsj', 'toy_brackets', 'load_toy',
+           'load_trees', 'word_shape', 'source_text', 'split_words', 'chunks', 'tree_pair', 'reads_words',
+           'train_tree_tokenizer', 'prepare_trees', 'further_trees', 'train_parser', 'Parse', 'parse',
+           'sentence_leaves', 'evaluate_parser']
 
 # %% ../notebooks/17_parsing.ipynb #ec6da133
 import hashlib
@@ -981,3 +982,19 @@ def evaluate_parser(
             "exact": share, "sentences": total.sentences, "faults": dict(faults),
         }  # fmt: skip
     return record
+
+# %% ../notebooks/17_parsing.ipynb #bb7d408f
+TABLE_4 = (  # parser, what it was trained on, F1 on section 23; Vaswani et al. 2017
+    ("Vinyals and Kaiser et al. 2014", "WSJ only", 88.3),
+    ("Petrov et al. 2006", "WSJ only", 90.4),
+    ("Zhu et al. 2013", "WSJ only", 90.4),
+    ("Dyer et al. 2016", "WSJ only", 91.7),
+    ("Transformer, 4 layers", "WSJ only", 91.3),
+    ("Zhu et al. 2013", "semi-supervised", 91.3),
+    ("Huang and Harper 2009", "semi-supervised", 91.3),
+    ("McClosky et al. 2006", "semi-supervised", 92.1),
+    ("Vinyals and Kaiser et al. 2014", "semi-supervised", 92.1),
+    ("Transformer, 4 layers", "semi-supervised", 92.7),
+    ("Luong et al. 2015", "multi-task", 93.0),
+    ("Dyer et al. 2016", "generative", 93.3),
+)
