@@ -99,6 +99,8 @@ def test_both_forms_are_read():
     )
     assert bare.words == ["The", "dog", "saw", "it", "."]
     assert str(with_root) == f"( {SMALL} )"
+    assert str(Tree("-LRB-", word="(")) == "(-LRB- -LRB-)"
+    assert str(Tree("NN", word="f(x)")) == "(NN f-LRB-x-RRB-)"
 
 
 def test_trees_over_many_lines_and_comments():

@@ -84,9 +84,10 @@ class Tree:
         return [leaf.word for leaf in self.leaves()]
 
     def __str__(self) -> str:
-        """The tree in Penn brackets, on one line."""
+        """The tree in Penn brackets, on one line; a parenthesis in it is -LRB-."""
         if self.word is not None:
-            return f"({self.label} {self.word})"
+            word = self.word.replace("(", "-LRB-").replace(")", "-RRB-")
+            return f"({self.label} {word})"
         inside = " ".join(map(str, self.children))
         return f"({self.label} {inside})" if self.label else f"( {inside} )"
 
