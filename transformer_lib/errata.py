@@ -389,12 +389,17 @@ def check_heads(merge: Callable[[Tensor], Tensor]) -> None:
     """Write each number's place into it, and see where it goes."""
     place = torch.arange(4).view(1, 1, 4, 1).expand(2, 3, 4, 2)  # (B, H, T, V)
     head = torch.arange(3).view(1, 3, 1, 1).expand(2, 3, 4, 2)
-    places, heads = merge(place)[0], merge(head)[0]  # (T, H * V)
+    number = torch.arange(2).expand(2, 3, 4, 2)
+    places, heads, numbers = (merge(x)[0] for x in (place, head, number))  # (T, H * V)
     foreign = sorted(set(places[1].tolist()) - {1})
     expect(not foreign, f"The row of place 1 has numbers of the places {foreign}.")
     expect(
         heads[0].tolist() == [0, 0, 1, 1, 2, 2],
         f"The heads stand in the order {heads[0].tolist()}.",
+    )
+    expect(
+        numbers[0].tolist() == [0, 1] * 3,
+        f"The numbers of a head stand in the order {numbers[0].tolist()}.",
     )
 
 # %% ../notebooks/22_errata.ipynb #01647ca1
