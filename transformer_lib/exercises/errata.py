@@ -111,12 +111,12 @@ def check_average_states(average):
         means == {"in": 4.0, "out": 4.0, "b": 5.0},
         f"The means of 1, 3, 8 and of 2, 4, 9 are 4 and 5; yours are {means}.",
     )
-    half = [{"w": torch.full((2,), v, dtype=torch.float16)} for v in (6e4, 5e4)]
+    half = [{"w": torch.full((2,), v, dtype=torch.float16)} for v in (61440, 49152)]
     got = average(half)["w"]
-    expect(got.isfinite().all(), "60,000 and 50,000 in float16: your sum overflowed.")
+    expect(got.isfinite().all(), "61,440 and 49,152 in float16: your sum overflowed.")
     expect(
         got.dtype == torch.float16,
         f"The weights came as float16 and are {got.dtype} now: go back at the end.",
     )
     got = got[0].item()
-    expect(got == 55008, f"Their mean is 55,008 in float16, not {got:.0f}.")
+    expect(got == 55296, f"Their mean is 55,296, not {got:.0f}.")
