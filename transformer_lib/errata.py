@@ -117,7 +117,7 @@ def doubled_exponent(length: int, d_model: int) -> Tensor:
     "jadore801120/attention-is-all-you-need-pytorch#32 Kyubyong/transformer#38 "
     "SamLynnEvans/Transformer#25 shenweichen/DeepCTR#379",
     "04_positions", doubled_exponent, sinusoidal_positions,
-)  # fmt: skip
+)
 def check_positions(table_of: Callable[[int, int], Tensor]) -> None:
     """Each pair is a clock hand of length 1, and the slowest has the right speed."""
     table = table_of(50, 16)  # (T, D)
@@ -143,7 +143,7 @@ def mask_from_vectors(ids: Tensor, vectors: Tensor) -> Tensor:
 @exhibit(
     "mask of vectors", "Kyubyong/transformer#33 Kyubyong/transformer#69",
     "06_decoder", mask_from_vectors, lambda ids, vectors: padding_mask(ids, PAD),
-)  # fmt: skip
+)
 def check_padding_mask(mask_of: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Real tokens are seen, padding is not, whatever vectors they have."""
     ids = torch.tensor([[5, 6, EOS, PAD, PAD]])
@@ -168,7 +168,7 @@ def end_and_padding(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]
 @exhibit(
     "end as padding", "huggingface/transformers#23530 huggingface/trl#976",
     "10_objective", end_as_padding, end_and_padding,
-)  # fmt: skip
+)
 def check_end_counts(targets_of: Callable) -> None:
     """Of each sentence all tokens count, and one end symbol."""
     sentences = [[5, 6, 7, 8], [9, 10]]
@@ -198,7 +198,7 @@ def shifted(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 @exhibit(
     "target not shifted", "Project-MONAI/GenerativeModels#314",
     "10_objective", not_shifted, shifted,
-)  # fmt: skip
+)
 def check_shift(reads_and_says: Callable) -> None:
     """No position has read what it must say; all is said, the end included."""
     sentences = [[5, 6, 7, 8], [9, 10]]
@@ -221,7 +221,7 @@ def merges_of_all(train: Sequence[str], test: Sequence[str]) -> list:
 @exhibit(
     "vocabulary of the test", "fartashf/vsepp#29 dmlc/dgl#516",
     "08_text", merges_of_all, lambda train, test: train_bpe(train, 8),
-)  # fmt: skip
+)
 def check_vocabulary(learn: Callable) -> None:
     """Another test set must not change what is learned from the training text."""
     train = ["the cat sat on the mat", "the hat on the cat"]
@@ -239,7 +239,7 @@ def split_lines(path: Path) -> list[str]:
     "lines that are none",
     "tensorflow/datasets#2474 tensorflow/datasets#2633 tensorflow/datasets#4590",
     "08_text", split_lines, lambda path: [line.decode() for line in read_lines(path)],
-)  # fmt: skip
+)
 def check_lines(lines_of: Callable[[Path], list[str]]) -> None:
     """As many lines as there are newlines, with all that stands between them."""
     wanted = ["one\rline", "two\u2028parts", "three\x0cpages", "four"]
@@ -264,7 +264,7 @@ def by_model_width(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @exhibit(
     "wrong width", "aladdinpersson/Machine-Learning-Collection#65", "02_attention",
     by_model_width, lambda q, k, v: scaled_dot_product_attention(q, k, v)[0],
-)  # fmt: skip
+)
 def check_scale(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     """Four heads of width 4; a dot product of 2 ln 3 is a scaled score of ln 3."""
     query, key = torch.zeros(1, 4, 1, 4), torch.zeros(1, 4, 2, 4)
@@ -290,7 +290,7 @@ def over_the_queries(query: Tensor, key: Tensor) -> Tensor:
     "labmlai/annotated_deep_learning_paper_implementations#146",
     "02_attention", over_the_queries,
     lambda query, key: scaled_dot_product_attention(query, key, key)[1],
-)  # fmt: skip
+)
 def check_axis(weights_of: Callable[[Tensor, Tensor], Tensor]) -> None:
     """What one query spends is 1. Three queries and five keys, to tell them apart."""
     weights = weights_of(draw(3, 4), draw(5, 4, seed=1))  # (T, S)
@@ -314,7 +314,7 @@ def upside_down(x: Tensor) -> Tensor:
     "jadore801120/attention-is-all-you-need-pytorch#19",
     "06_decoder", upside_down,
     lambda x: fused_attention(x, x, x, causal_mask(x.shape[-2])),
-)  # fmt: skip
+)
 def check_causal(attend: Callable[[Tensor], Tensor]) -> None:
     """Another last token changes the last place, and no earlier one."""
     x = draw(1, 6, 8)  # (B, T, D)
@@ -336,7 +336,7 @@ def minus_infinity(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> T
     "pytorch/pytorch#24816 pytorch/pytorch#41508 pytorch/pytorch#103963",
     "02_attention", minus_infinity,
     lambda q, k, v, mask: scaled_dot_product_attention(q, k, v, mask)[0],
-)  # fmt: skip
+)
 def check_empty_row(attend: Callable) -> None:
     """A query that may look at nothing: its output and all gradients are numbers."""
     query, value = draw(3, 4).requires_grad_(), draw(5, 4, seed=1).requires_grad_()
@@ -345,7 +345,7 @@ def check_empty_row(attend: Callable) -> None:
     out = attend(query, value, value, mask)  # (T, V)
     out[[0, 2]].sum().backward()  # the empty row has no part in the loss
     bad = [f"{name}: {(~x.isfinite()).sum()} of {x.numel()}" for name, x in
-           (("output", out), ("gradient of the values", value.grad))]  # fmt: skip
+           (("output", out), ("gradient of the values", value.grad))]
     finite = out.isfinite().all() and value.grad.isfinite().all()
     expect(finite, f"Not numbers: {', '.join(bad)}.")
 
@@ -361,7 +361,7 @@ def minus_a_billion(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> 
     "facebookresearch/fairseq#3575 NVIDIA/apex#1052 bentrevett/pytorch-seq2seq#191",
     "02_attention", minus_a_billion,
     lambda q, k, v, mask: scaled_dot_product_attention(q, k, v, mask)[0],
-)  # fmt: skip
+)
 def check_half(attend: Callable) -> None:
     """In float16 the answer is that of float32, to its three digits."""
     query, value = draw(3, 4), draw(5, 4, seed=1)
@@ -384,7 +384,7 @@ def reshaped_heads(x: Tensor) -> Tensor:
     "reczoo/FuxiCTR#30 649453932/Chinese-Text-Classification-Pytorch#10 "
     "hackiey/QAnet-pytorch#2 jsbaan/transformer-from-scratch#6",
     "03_multihead", reshaped_heads, merge_heads,
-)  # fmt: skip
+)
 def check_heads(merge: Callable[[Tensor], Tensor]) -> None:
     """Write each number's place into it, and see where it goes."""
     place = torch.arange(4).view(1, 1, 4, 1).expand(2, 3, 4, 2)  # (B, H, T, V)
@@ -417,7 +417,7 @@ def repeated_mask(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     "somebody else's mask", "lsdefine/attention-is-all-you-need-keras#36",
     "03_multihead", repeated_mask,
     lambda q, k, mask: scaled_dot_product_attention(q, k, k, mask[:, None, None])[1],
-)  # fmt: skip
+)
 def check_company(weights_of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     """A sentence gets the weights in company that it gets alone."""
     query, key = draw(3, 2, 4, 8), draw(3, 2, 4, 8, seed=1)  # (B, H, T, K)
@@ -449,7 +449,7 @@ class AlwaysDropping(MultiHeadAttention):
     "pytorch/pytorch#124464 huggingface/pytorch-image-models#1978 "
     "wenet-e2e/wenet#2699",
     "03_multihead", AlwaysDropping, MultiHeadAttention,
-)  # fmt: skip
+)
 def check_evaluation(make: Callable[..., nn.Module]) -> None:
     """Evaluated twice: the same. Trained twice: not the same."""
     x = draw(1, 6, 8)
@@ -475,7 +475,7 @@ def sample_deviation(x: Tensor, eps: float = 1e-5) -> Tensor:
     "codertimo/BERT-pytorch#30",
     "05_encoder", sample_deviation,
     lambda x: layer_norm(x, torch.ones(x.shape[-1]), torch.zeros(x.shape[-1])),
-)  # fmt: skip
+)
 def check_layer_norm(normalize: Callable[[Tensor], Tensor]) -> None:
     """By hand: 3, 1, 3, 1 has mean 2 and variance 1; a flat row stays nearly flat."""
     x = torch.tensor([3.0, 1.0, 3.0, 1.0])
@@ -505,7 +505,7 @@ def padding_smoothed(logits: Tensor, target: Tensor, epsilon: float) -> Tensor:
     "smoothed padding",
     "pytorch/pytorch#73205 pytorch/pytorch#69511 awslabs/sockeye#200",
     "10_objective", padding_smoothed, label_smoothed_cross_entropy,
-)  # fmt: skip
+)
 def check_smoothing(loss_of: Callable[[Tensor, Tensor, float], Tensor]) -> None:
     """Rows of padding change nothing; the rest is torch's cross-entropy."""
     logits, target = draw(6, 9), torch.tensor([3, 8, EOS, 5, PAD, PAD])
@@ -545,7 +545,7 @@ def small_model(seed: int = 0) -> Iterator[Transformer]:
 @exhibit(
     "mean of means", "huggingface/transformers#24725 huggingface/transformers#24839",
     "11_training", mean_of_means, mean_of_tokens,
-)  # fmt: skip
+)
 def check_accumulation(accumulate: Callable) -> None:
     """A batch of two sentences, and the same in two batches: one gradient."""
     flat = flatten([[5, 6], [7, 8, 9, 10, 11, 12, 13, 14, 15]], 20)
@@ -575,7 +575,7 @@ def counted_from_zero(update: int, d_model: int, warmup: int) -> float:
     "karpathy/nanoGPT#443 karpathy/nanoGPT#578 google-research/bert#1293 "
     "EleutherAI/gpt-neox#1373",
     "10_objective", counted_from_zero, noam_lr,
-)  # fmt: skip
+)
 def check_schedule(rate_of: Callable[[int, int, int], float]) -> None:
     """The first update moves, and the peak is where the warm-up ends."""
     rates = [rate_of(update, 512, 4000) for update in range(1, 8001)]
@@ -611,7 +611,7 @@ def mean_of_files(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     "facebookresearch/fairseq#647 facebookresearch/fairseq#732 "
     "facebookresearch/fairseq#743 facebookresearch/fairseq#747",
     "11_training", running_sum, mean_of_files,
-)  # fmt: skip
+)
 def check_average(average: Callable) -> None:
     """Two names of one tensor, twice: 1 and 3 have the mean 2 under both names."""
     shared = [torch.full((2,), value) for value in (1.0, 3.0)]
@@ -650,7 +650,7 @@ def steps_apart(make: Callable, parents: Sequence[Sequence[int]]) -> float:
     "stale cache",
     "awslabs/sockeye#731 huggingface/transformers#46612 pytorch/translate#353",
     "12_decoding", StaleSteps, CachedSteps,
-)  # fmt: skip
+)
 def check_beams(make: Callable) -> None:
     """Cached steps are full steps, when beams change their places too."""
     alone = steps_apart(make, [[0], [0], [0], [0]])
@@ -675,7 +675,7 @@ class ForgetfulSteps(CachedSteps):
 @exhibit(
     "always position 0", "ml-explore/mlx-lm#93", "12_decoding",
     ForgetfulSteps, CachedSteps,
-)  # fmt: skip
+)
 def check_cached_positions(make: Callable) -> None:
     """The first step shows nothing; the third is where it has gone wrong."""
     apart = [steps_apart(make, [[0]] * n) for n in (1, 3)]
@@ -737,13 +737,13 @@ def best_of_all(steps, limits, beam_size, alpha) -> list[int]:
 @exhibit(
     "first to finish", "neulab/xnmt#572 OpenNMT/OpenNMT-py#1320",
     "12_decoding", first_to_finish, best_of_all,
-)  # fmt: skip
+)
 def check_stopping(find: Callable) -> None:
     """A short sentence of probability 0.36 ends first; a longer one has 0.60."""
     table = {
         (): {4: 0.4, 5: 0.6}, (4,): {EOS: 0.9, 6: 0.1},
         (5,): {6: 1.0}, (5, 6): {7: 1.0}, (5, 6, 7): {EOS: 1.0},
-    }  # fmt: skip
+    }
     for alpha in (0.0, 0.6):
         ids = find(TableSteps(table, 8), torch.tensor([6]), 2, alpha)
         expect(
@@ -768,7 +768,7 @@ def references_by_sentence(
     "mjpost/sacrebleu#220 mjpost/sacrebleu#272 mjpost/sacrebleu#281",
     "13_evaluation", references_by_sentence,
     lambda hypotheses, references: sacre_bleu(hypotheses, references).value,
-)  # fmt: skip
+)
 def check_references(score: Callable[[list, list], float]) -> None:
     """All sentences count: one right and two wrong ones are no perfect test."""
     references = ["the cat sat on the mat", "a dog was out there", "it rained all day"]
@@ -795,7 +795,7 @@ def tokens_against_text(hypotheses: Sequence[str], references: Sequence[str]) ->
     "two kinds of text", "tensorflow/tensor2tensor#317 OpenNMT/OpenNMT-py#2003",
     "13_evaluation", tokens_against_text,
     lambda hypotheses, references: sacre_bleu(hypotheses, references).value,
-)  # fmt: skip
+)
 def check_same_text(score: Callable[[list, list], float]) -> None:
     """A translation that is the reference, letter by letter, scores 100."""
     text = ["“Yes”, he said, “it's true.”", "Well, that's all; nothing (at all) more."]
