@@ -228,15 +228,35 @@ def first_only(hypotheses, references):
     return sacrebleu_itself(hypotheses[:1], references[:1])
 
 
+def cosine_of_the_next(length, d_model):
+    i, pos = torch.arange(0, d_model, 2), torch.arange(length)[:, None]
+    table = torch.stack([(pos / 10000 ** (i / d_model)).sin(),
+                         (pos / 10000 ** ((i + 1) / d_model)).cos()], -1)
+    return table.flatten(-2)
+
+
+def read_as_said(sentences):
+    rows = pad([[*ids, EOS] for ids in sentences])
+    return rows, rows
+
+
+def first_rate_zero(update, d_model, warmup):
+    return noam_of_torch(update, d_model, warmup) * (update > 1)
+
+
 RELATIVES = [
     ("doubled exponent", smaller_base, "exponent is wrong"),
     ("doubled exponent", lambda n, d: positions_by_the_formula(n + 1, d)[1:],
      "position 1"),
+    ("doubled exponent", cosine_of_the_next, "different angles"),
     ("mask of vectors", lambda ids, x: (ids != EOS)[:, None, None], "is hidden"),
     ("mask of vectors", lambda ids, x: (ids != 7)[:, None, None], "2 of 2"),
     ("end as padding", every_end_missing, "no end symbol"),
     ("target not shifted", without_end, "must be said"),
-    ("lines that are none", lambda p: p.read_text("utf-8").split("\n"), "as"),
+    ("target not shifted", read_as_said, "already read"),
+    ("lines that are none", lambda p: p.read_text("utf-8").split("\n"), "is read as"),
+    ("lines that are none", lambda p: [line.replace("\r", " ") for line in
+                                       python_lines(p)], "the lines are"),
     ("wrong width", lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-1) @ v, "0.900"),
     ("wrong axis", lambda q, k: (q @ k.T).flatten().softmax(0).unflatten(0, (3, 5)),
      "spend"),
@@ -248,6 +268,7 @@ RELATIVES = [
      @ v if q.dtype == torch.half else F.scaled_dot_product_attention(q, k, v, m),
      "off by"),
     ("mixed heads", lambda x: x.flip(-1).transpose(1, 2).flatten(2), "numbers of a"),
+    ("mixed heads", lambda x: x.flip(1).transpose(1, 2).flatten(2), "[2, 2, 1, 1"),
     ("mixed heads", lambda x: x.flip(2).transpose(1, 2).flatten(2), "the places [2]"),
     ("mixed heads", lambda x: x.permute(0, 2, 3, 1).flatten(2), "order"),
     ("somebody else's mask", lambda q, k, m: (q @ k.transpose(-2, -1)).masked_fill(
@@ -263,10 +284,14 @@ RELATIVES = [
     ("mean of means", batch_sum, "off by"),
     ("first update", lambda n, d, w: noam_of_torch(n + 1, d, w), "the peak is"),
     ("first update", lambda n, d, w: 2 * noam_of_torch(n, d, w), "peak is 1.40e-03"),
+    ("first update", first_rate_zero, "is lost"),
+    ("averaged twice", lambda states: states[1], "'bias': 3.0"),
     ("stale cache", LateSteps, "Greedy steps are off"),
     ("always position 0", LateSteps, "One cached step"),
     ("first to finish", shorter, "probability 0.36"),
     ("references turned", first_only, "the score is 100.0"),
+    ("references turned", lambda h, r: sacrebleu_itself(h, r) / 2, "a perfect"),
+    ("references turned", lambda h, r: sacrebleu_itself(h[:2], r[:2]), "another order"),
     ("two kinds of text", lambda h, r: 0.0, "0.0"),
 ]  # fmt: skip
 

@@ -619,7 +619,7 @@ def check_average(average: Callable) -> None:
     means = {name: t[0].item() for name, t in average(states).items()}
     expect(
         means == {"embedding": 2.0, "output": 2.0, "bias": 2.0},
-        f"The mean of 1 and 3 is {means}: a tensor with two names was added twice.",
+        f"The mean of 1 and 3 is {means}: is a tensor with two names added twice?",
     )
     expect(shared[0][0] == 1.0, "The first checkpoint was changed on the way.")
 
@@ -792,7 +792,7 @@ def tokens_against_text(hypotheses: Sequence[str], references: Sequence[str]) ->
 
 
 @exhibit(
-    "two kinds of text", "tensorflow/tensor2tensor#317 OpenNMT/OpenNMT-py#2003",
+    "two kinds of text", "tensorflow/tensor2tensor#317 NVIDIA-NeMo/Speech#5540",
     "13_evaluation", tokens_against_text,
     lambda hypotheses, references: sacre_bleu(hypotheses, references).value,
 )
