@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from transformer_lib import command_line as cli
 from transformer_lib.command_line import main, settings_asked
+from transformer_lib.parsing import read_trees
 from transformer_lib.text import load_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,6 +100,17 @@ def test_any_lines_come_back_as_many(at, lines):
     asked = ["translate", "run", "any.en", "--beam-size", "1", "--output", "any.de"]
     assert main(asked) == 0
     assert (at / "any.de").read_bytes().count(b"\n") == len(lines)
+
+
+def test_parse_writes_one_tree_for_each_line(monkeypatch, capsys):
+    piped(monkeypatch, b"The mice were small.\n\nWe found it (Figure 2).\r\n")
+    assert main(["parse", "--beam-size", "1"]) == 0
+    first, empty, last = capsys.readouterr().out.splitlines()
+    assert empty == "" and first.startswith("(TOP ") and last.endswith(")")
+    (tree,) = read_trees([first])
+    assert tree.words == ["The", "mice", "were", "small", "."]
+    (tree,) = read_trees([last])
+    assert tree.words == ["We", "found", "it", "-LRB-", "Figure", "2", "-RRB-", "."]
 
 
 def test_translate_answers_before_the_input_ends(at):

@@ -1,4 +1,4 @@
-"""The command line: prepare, train, average, translate, evaluate, doctor.
+"""The command line: prepare, train, average, translate, evaluate, parse, ablate, doctor.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/90_command_line.html"""
 
@@ -6,10 +6,10 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/90_c
 
 # %% auto #0
 __all__ = ['CHECKS', 'EXAMPLES', 'COMMANDS', 'run_prepare', 'corpus_asked', 'settings_asked', 'recipe_asked', 'run_train',
-           'run_average', 'lines_of', 'decoded', 'run_translate', 'run_evaluate', 'report', 'run_ablate', 'run_doctor',
-           'check_python', 'check_torch', 'check_gpu', 'check_packages', 'check_disk', 'check_corpora', 'check_model',
-           'add_corpus', 'add_decoding', 'build_parser', 'fill_prepare', 'fill_train', 'fill_ablate', 'fill_average',
-           'fill_translate', 'fill_evaluate', 'main', 'say']
+           'run_average', 'lines_of', 'decoded', 'run_translate', 'run_parse', 'run_evaluate', 'report', 'run_ablate',
+           'run_doctor', 'check_python', 'check_torch', 'check_gpu', 'check_packages', 'check_disk', 'check_corpora',
+           'check_model', 'add_corpus', 'add_decoding', 'build_parser', 'fill_prepare', 'fill_train', 'fill_ablate',
+           'fill_average', 'fill_translate', 'fill_parse', 'fill_evaluate', 'main', 'say']
 
 # %% ../notebooks/90_command_line.ipynb #3aedf92d
 import argparse
@@ -196,6 +196,17 @@ def run_translate(asked: argparse.Namespace) -> None:
         aside.replace(asked.output)
     finally:
         aside.unlink(missing_ok=True)
+
+# %% ../notebooks/90_command_line.ipynb #acc61618
+def run_parse(asked: argparse.Namespace) -> None:
+    """Parse lines of files or of standard input: for each a tree in brackets."""
+    from transformer_lib.parsing import parse
+    from transformer_lib.training import load_pretrained
+
+    model, tokenizer, _ = load_pretrained(asked.model, asked.device or "cpu")
+    for line in lines_of(asked.files):
+        found = parse([line] if line.strip() else [], model, tokenizer, asked.beam_size)
+        print(*(one.tree for one in found), flush=True)
 
 # %% ../notebooks/90_command_line.ipynb #23e56666
 def run_evaluate(asked: argparse.Namespace) -> None:
@@ -461,6 +472,17 @@ def fill_translate(parser: argparse.ArgumentParser) -> None:
                         help="where the lines go (standard output)")
 
 
+def fill_parse(parser: argparse.ArgumentParser) -> None:
+    """Options of parse."""
+    parser.add_argument("files", type=Path, nargs="*", metavar="FILE",
+                        help="text, a sentence a line (standard input)")
+    parser.add_argument("--model", default="craft-parsing", metavar="MODEL",
+                        help="the folder of a parser (the one that ships)")
+    parser.add_argument("--beam-size", type=int, default=4, metavar="K",
+                        help="hypotheses kept (4; the paper's parser has 21)")
+    parser.add_argument("--device", help="cpu (default) or cuda")
+
+
 def fill_evaluate(parser: argparse.ArgumentParser) -> None:
     """Options of evaluate."""
     add_decoding(parser)
@@ -480,6 +502,7 @@ COMMANDS = {
                   "translate tatoeba-en-de < new.en > new.de"),
     "evaluate": (run_evaluate, fill_evaluate,
                  "evaluate runs/mine --test test.en test.de"),
+    "parse": (run_parse, fill_parse, "parse < new.en > new.mrg"),
     "ablate": (run_ablate, fill_ablate,
                "ablate table3-small --out runs/table3 --rows base A1 C-N2"),
     "doctor": (run_doctor, lambda parser: None, "doctor"),
