@@ -125,15 +125,21 @@ $(STAMPS)/files: FORCE
 	@mkdir -p $(STAMPS); printf '%s\n' $(sort $(NOTEBOOKS) $(PAGES) $(LIBRARY)) > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-# Formulas are typeset by a script of the book's own, from npm; where there is no npm,
-# or it finds nothing, the pages take the script from its usual public address.
-$(STAMPS)/web: book/_web/package.json book/_web/package-lock.json
-	@mkdir -p $(STAMPS) _build/web; cp $^ _build/web
+# What the pages load in the browser, served by the book itself, comes from npm: MathJax
+# for formulas, Pyodide (Python) for cells that run in the page. Where there is no npm, or
+# it finds nothing, formulas come from their usual public address and no cell runs there.
+MATHJAX := es5/tex-svg.js
+PYODIDE := pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json
+
+$(STAMPS)/web: book/_web/package.json book/_web/package-lock.json Makefile
+	@mkdir -p $(STAMPS) _build/web; rm -rf _build/web/static
+	@cp book/_web/package.json book/_web/package-lock.json _build/web
 	@if command -v npm > /dev/null && npm ci --prefix _build/web --ignore-scripts \
 	  --no-audit --no-fund > _build/web/npm.log 2>&1; \
-	then mkdir -p _build/web/static/mathjax && \
-	  cp _build/web/node_modules/mathjax/es5/tex-svg.js _build/web/static/mathjax; \
-	else echo "no MathJax from npm: formulas will need the network"; fi
+	then cd _build/web && mkdir -p static/mathjax static/pyodide && \
+	  cp $(addprefix node_modules/mathjax/,$(MATHJAX)) static/mathjax && \
+	  cp $(addprefix node_modules/pyodide/,$(PYODIDE)) static/pyodide; \
+	else echo "nothing from npm: formulas will need the network, and no code runs in the pages"; fi
 	@touch $@
 
 $(STAMPS)/html: $(ENV) $(STAMPS)/web $(STAMPS)/files _config.yml _toc.yml $(NOTEBOOKS) $(PAGES) \

@@ -99,7 +99,8 @@ def describe(error: Exception) -> str:
     """One kind sentence about an error that an answer raised."""
     line = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        if "ipykernel" in frame.filename and frame.line:
+        in_cell = "ipykernel" in frame.filename or frame.filename.startswith("<cell ")
+        if in_cell and frame.line:
             line = f" in the line `{frame.line}`"
     said = f"{type(error).__name__}: {error}".rstrip(": ")
     text = f"your code stopped{line} with {said}."
