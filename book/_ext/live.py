@@ -26,6 +26,21 @@ def find_pyodide(app, config):
         config.html_static_path.append(str(folder))
 
 
+def outdated(app, env, added, changed, removed):
+    """Live pages older than the script or its styles: Sphinx would not copy those."""
+    if app.builder.format != "html":
+        return []
+    static = HERE.parent / "_static"
+    newest = max((static / name).stat().st_mtime for name in ("live.js", "live.css"))
+    pages = [name for name in app.config.live_pages if name in env.found_docs]
+    built = [Path(app.builder.get_outfilename(name)) for name in pages]
+    return [
+        name
+        for name, page in zip(pages, built, strict=True)
+        if page.exists() and page.stat().st_mtime < newest
+    ]
+
+
 def is_live(app, docname: str) -> bool:
     return app.builder.format == "html" and docname in app.config.live_pages
 
@@ -89,6 +104,7 @@ def setup(app):
     app.add_config_value("live_pages", {}, "html")
     app.add_config_value("live_python", False, "html")
     app.connect("config-inited", find_pyodide)
+    app.connect("env-get-outdated", outdated)
     app.connect("doctree-resolved", mark_cells)
     app.connect("html-page-context", add_script)
     app.connect("build-finished", write_sources)

@@ -125,15 +125,15 @@ def execute(nodes: list[ast.stmt], at: int, space: dict) -> None:
     exec(compile(ast.Module(nodes, []), name_of(at), "exec"), space)
 
 
-def run_before(text: str, at: int, space: dict) -> list[str]:
-    """Run an earlier cell; give its assertions that failed, which do not stop it."""
-    broken = []
+def run_before(text: str, at: int, space: dict) -> bool:
+    """Run an earlier cell, past its asserts that fail; give whether there were any."""
+    failed = False
     for node in ast.parse(text, name_of(at)).body:
         try:
             execute([node], at, space)
         except AssertionError:
-            broken.append(ast.get_source_segment(text, node).splitlines()[0])
-    return broken
+            failed = True
+    return failed
 
 
 def run(cells: list[str], at: int, write: Callable[[str], object]) -> dict:
@@ -145,10 +145,11 @@ def run(cells: list[str], at: int, write: Callable[[str], object]) -> dict:
         write: called with what the cell prints, piece by piece, and with its value.
 
     Returns:
-        `before`, the cells that were run first; `broken`, pairs of such a cell and an
-        assertion in it that no longer holds; `stopped`, the cell that raised an error,
-        and `error`, the traceback; `verdict`, whether an exercise's check passed. The
-        last three are None where there is no such thing.
+        `before`, the cells that were run first; `broken`, those with an assert that
+        fails, as one will when the reader changes the numbers that it is about;
+        `stopped`, the cell that raised an error, and `error`, the traceback; `verdict`,
+        whether an exercise's check passed. The last three are None where there is no
+        such thing.
     """
     for name in [n for n in sys.modules if n.partition(".")[0] == LIBRARY]:
         del sys.modules[name]  # in case the reader has changed something in it
@@ -162,8 +163,8 @@ def run(cells: list[str], at: int, write: Callable[[str], object]) -> dict:
     try:
         with printing_to(Screen(lambda text: None)):
             for running in result["before"]:
-                broken = run_before(cells[running], running, space)
-                result["broken"] += [(running, line) for line in broken]
+                if run_before(cells[running], running, space):
+                    result["broken"].append(running)
         running = at
         with printing_to(screen):
             result["verdict"] = run_and_show(cells[at], at, space)

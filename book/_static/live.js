@@ -131,10 +131,10 @@
 
   function startWorker() {
     ready = false;
-    worker = new Worker(SCRIPT, { type: "module" });
+    const own = (worker = new Worker(SCRIPT, { type: "module" }));
     worker.onmessage = ({ data }) => {
       const cell = queue[0];
-      if (!cell) return;
+      if (own !== worker || !cell) return; // said before it was stopped
       if (data.ready) {
         ready = true;
         cell.began = performance.now();
@@ -196,11 +196,11 @@
       this.pre.replaceWith(code);
       code.append(this.pre, this.area);
       this.pre.setAttribute("aria-hidden", "true");
-      const button = (label, act, hidden) =>
+      const button = (label, act, hidden = false) =>
         make("button", { type: "button", "aria-label": `${label} ${name}`, click: act, hidden }, label);
       this.runButton = button("Run", () => this.run());
       this.stopButton = button("Stop", () => this.stop(), true);
-      this.resetButton = button("Reset", () => this.reset(), true);
+      this.resetButton = button("Reset", () => (this.reset(), this.runButton.focus()), true);
       this.status = make("span", { class: "live-status" });
       this.bar = make(
         "div", { class: "live-bar", id: `live-${this.at + 1}` },
@@ -211,7 +211,7 @@
       this.error = make("pre", { class: "live-error", hidden: true });
       this.notes = make("div", { class: "live-notes" });
       this.output = make(
-        "div", { class: "live-output", role: "region", "aria-label": `Output of ${name}`, "aria-live": "polite" },
+        "div", { class: "live-output", "aria-label": `Output of ${name}`, "aria-live": "polite" },
         this.text, this.error, this.notes,
       );
       this.box.setAttribute("role", "group");
@@ -261,7 +261,6 @@
       this.shown = false;
       this.before = [];
       this.showState();
-      this.runButton.focus();
     }
 
     // Tab moves on through the page until somebody writes in the cell; Escape leaves it.
@@ -299,6 +298,7 @@
       queue.push(this);
       this.clear();
       this.shown = true;
+      this.output.setAttribute("role", "region");
       if (this.printed) this.printed.hidden = true;
       this.runButton.setAttribute("aria-disabled", "true");
       this.stopButton.hidden = false;
@@ -348,9 +348,13 @@
       } else {
         this.note(`Needs no other cell. ${seconds} s.`);
       }
-      for (const [at, line] of result.broken) {
-        this.note("Cell ", ...cellLinks([at]), " no longer holds with your change: ", make("code", {}, line));
+      if (result.broken.length) {
+        this.note("Passed over: asserts about the original text that fail with yours, in cell ", ...cellLinks(result.broken), ".");
       }
+      for (const part of [this.text, this.error]) {
+        if (part.scrollWidth > part.clientWidth || part.scrollHeight > part.clientHeight) part.tabIndex = 0;
+      }
+      this.output.classList.toggle("live-verdict", result.verdict !== null);
       if (result.verdict !== null && this.exercise) {
         remember(EXERCISES, this.exercise.number, result.verdict);
         showExercises();
@@ -395,9 +399,9 @@
 
   function showAbout(about) {
     about.replaceChildren(
-      "The code on this page runs in your browser: change it and press Run. ",
-      make("span", { id: "live-keys" }, "Ctrl+Enter runs a cell; Escape leaves its text, and Tab then goes on."),
-      " The first Run loads Python, 13 MB. Your changes stay in this browser. ",
+      "Change a cell and press Run: Python runs in your browser, once 13 MB are loaded. ",
+      make("span", { id: "live-keys" }, "Ctrl+Enter runs a cell, Escape leaves its text."),
+      " What you change is kept in this browser. ",
       make("button", { type: "button", click: () => cells.forEach(cell => (cell.isEdited || cell.shown) && cell.reset()) }, "Reset all cells"),
     );
   }
