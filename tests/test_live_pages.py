@@ -1,0 +1,421 @@
+"""Chapter 01 in a browser: its cells are changed, run, stopped, checked and reset."""
+
+import contextlib
+import functools
+import http.server
+import io
+import json
+import re
+import threading
+import warnings
+
+import pytest
+from built import HTML
+from test_live import exercises, live_cells, live_runner, plain_outputs
+from test_pages import BROWSER, CONTRAST, FLAGS, OVERFLOW, Quiet
+
+PAGE = "notebooks/01_hello.html"
+if not (HTML / "_static/pyodide").exists():
+    warnings.warn(
+        "No Pyodide (it comes from npm): code in the pages is NOT tested.", stacklevel=1
+    )
+    pytest.skip("no Pyodide in the built book", allow_module_level=True)
+
+PATIENCE = 120_000  # milliseconds until Python is loaded, on a busy machine
+LIGHT_PAGE = 1_500_000  # bytes, without MathJax and what the first Run loads
+# The names that the page gives to what these tests touch, but for running text.
+CONTROLS = CONTRAST.replace(
+    "'article p,", "'article button, article .live-bar span, article .live-mark, "
+)
+
+
+@pytest.fixture(scope="module")
+def site():
+    handler = functools.partial(Quiet, directory=str(HTML))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/{PAGE}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+class Reader:
+    """A person at the page: what they see, and what goes wrong meanwhile."""
+
+    def __init__(self, browser, address, **how):
+        how = {"viewport": {"width": 1300, "height": 900}} | how
+        self.context = browser.new_context(**how)
+        self.troubles, self.asked = [], []
+        self.context.route(re.compile(r"^https?://(?!127\.0\.0\.1)"), self.outside)
+        self.context.on("request", lambda request: self.asked.append(request.url))
+        self.context.on("response", self.answered)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.page.on("console", self.console)
+        self.page.on("pageerror", lambda e: self.troubles.append(f"script: {e}"))
+        self.page.goto(address)
+
+    def outside(self, route):
+        self.troubles.append(f"asks for {route.request.url}")
+        route.abort()
+
+    def answered(self, response):
+        if response.status >= 400:
+            self.troubles.append(f"{response.status}: {response.url}")
+
+    def console(self, message):
+        if message.type == "error":
+            self.troubles.append(f"console: {message.text}")
+
+    def cell(self, number):
+        """All of a cell: editor, buttons and output."""
+        return self.page.get_by_role("group", name=f"Live cell {number}", exact=True)
+
+    def editor(self, number):
+        return self.page.get_by_label(f"Code of cell {number}", exact=True)
+
+    def button(self, what, number):
+        return self.page.get_by_role("button", name=f"{what} cell {number}", exact=True)
+
+    def change(self, number, old, new):
+        text = self.editor(number).input_value()
+        assert old in text
+        self.editor(number).fill(text.replace(old, new))
+
+    def wait(self, number):
+        self.page.wait_for_function(
+            "n => { const out = document.querySelector(`#live-${n} + .live-output`);"
+            " return out.querySelector('.live-notes p') &&"
+            " !out.parentElement.querySelector('[aria-disabled]') }",
+            arg=number,
+        )
+
+    def run(self, number):
+        self.button("Run", number).click()
+        return self.seen(number)
+
+    def seen(self, number):
+        """What a cell printed, its error, and the notes under it."""
+        self.wait(number)
+        out = self.page.locator(f"#live-{number} + .live-output")
+        text, error = out.locator("pre").all()
+        notes = out.locator(".live-notes").inner_text()
+        return text.text_content(), error.text_content(), notes
+
+
+@pytest.fixture(scope="module")
+def reader(browser, site):
+    person = Reader(browser, site)
+    yield person
+    person.context.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_wrong(request):
+    yield
+    if "reader" in request.fixturenames:
+        reader = request.getfixturevalue("reader")
+        troubles, reader.troubles = reader.troubles, []
+        reader.page.evaluate("localStorage.clear()")
+        assert not troubles
+
+
+def cell_with(text):
+    """The number of the first cell that holds some text."""
+    return next(i for i, cell in enumerate(live_cells(), 1) if text in cell)
+
+
+def test_python_is_not_loaded_before_the_first_run(reader):
+    assert reader.cell(1).is_visible()
+    loaded = [url for url in reader.asked if "pyodide" in url or "live.json" in url]
+    assert not loaded
+    sizes = reader.page.evaluate(
+        "[...performance.getEntriesByType('navigation'),"
+        " ...performance.getEntriesByType('resource')]"
+        ".filter(e => !e.name.includes('mathjax'))"
+        ".map(e => [e.name, e.encodedBodySize])"
+    )
+    assert sum(size for _, size in sizes) < LIGHT_PAGE, sizes
+
+
+def test_every_cell_prints_what_python_prints(reader):
+    cells = live_cells()
+    assert reader.page.locator(".live-bar").count() == len(cells)
+    shown = [reader.editor(n).input_value() for n in range(1, len(cells) + 1)]
+    assert shown == cells
+    reader.page.evaluate(
+        "document.querySelectorAll('.live-bar button:first-child')"
+        ".forEach(button => button.click())"
+    )
+    for number, wanted in enumerate(plain_outputs(cells), 1):
+        text, error, notes = reader.seen(number)
+        assert (text, error) == (wanted, ""), f"cell {number}"
+        assert notes
+
+
+def test_the_texts_lie_over_each_other(reader):
+    """The colored text and the one to write in have the same size, to the pixel."""
+    apart = reader.page.evaluate(
+        "[...document.querySelectorAll('.live-code')].map(code => {"
+        " const [pre, area] = code.children;"
+        " return [area.scrollHeight - pre.offsetHeight,"
+        "         area.scrollWidth - pre.offsetWidth]; })"
+        ".filter(([h, w]) => Math.abs(h) > 1 || w > 1)"
+    )
+    assert not apart
+
+
+def test_changed_embeddings_change_the_output(reader):
+    number, last = cell_with("def bars"), cell_with("Z = matmul")
+    before = reader.run(number)[0]
+    reader.change(1, "X = [[1, 0, 1, 0]", "X = [[1, 1, 1, 0]")
+    assert "From before your last change in cell 1" in reader.seen(number)[2]
+    cells = live_cells()
+    cells[0] = cells[0].replace("X = [[1, 0, 1, 0]", "X = [[1, 1, 1, 0]")
+    text, error, notes = reader.run(number)
+    assert text == plain_outputs(cells[:number])[-1] != before
+    assert "Run first: cell 1 (changed by you: 1)" in notes and not error
+    text, error, notes = reader.run(last)
+    assert "AssertionError" in error and "with your change" in notes
+    assert "Passed over: asserts" in notes
+    reader.button("Reset", 1).click()
+    reader.button("Reset", number).click()
+    assert reader.editor(1).input_value() == live_cells()[0]
+
+
+def test_reset_brings_text_and_output_back(reader):
+    number = cell_with("def bars")
+    colors = reader.cell(number).locator(".live-code pre").inner_html()
+    printed = reader.cell(number).locator(".cell_output")
+    reader.change(number, "looks at", "sees")
+    assert "sees" in reader.run(number)[0] and not printed.is_visible()
+    reader.button("Reset", number).click()
+    assert printed.is_visible() and "looks at" in printed.inner_text()
+    assert reader.editor(number).input_value() == live_cells()[number - 1]
+    assert reader.cell(number).locator(".live-code pre").inner_html() == colors
+    assert not reader.button("Reset", number).is_visible()
+    assert reader.page.evaluate("document.activeElement.textContent") == "Run"
+    reader.change(1, "Hello", "Bye")
+    reader.change(number, "looks at", "sees")
+    reader.page.get_by_role("button", name="Reset all cells").click()
+    assert reader.editor(1).input_value() == live_cells()[0]
+    assert reader.editor(number).input_value() == live_cells()[number - 1]
+
+
+@pytest.mark.parametrize("exercise", exercises(), ids=lambda e: e.number)
+def test_exercise_checked_wrong_and_right(reader, exercise):
+    cells = live_cells()
+    check = cells.index(exercise.check) + 1
+    stub = check - 1
+    mark = reader.page.locator(
+        f"section[id^='exercise-{exercise.number.replace('.', '-')}-'] .live-mark"
+    )
+    reader.editor(stub).fill(exercise.stub.replace("...", "return 0"))
+    text = reader.run(check)[0]
+    assert text.startswith("Not yet: ") and mark.text_content() == "not solved yet"
+    assert text == said_by_python(exercise, "return 0")
+    reader.editor(stub).fill(exercise.solution)
+    reader.button("Run", stub).click()  # runs the check too
+    reader.page.wait_for_function(
+        "n => document.querySelector(`#live-${n} + .live-output pre`)"
+        ".textContent.startsWith('Passed: ')",
+        arg=check,
+    )
+    assert mark.text_content() == "✓ solved"
+    kept = json.loads(reader.page.evaluate("localStorage['literate-exercises']"))
+    assert kept[exercise.number] is True
+
+
+def said_by_python(exercise, body):
+    space, screen = {"__name__": "__main__"}, io.StringIO()
+    with contextlib.redirect_stdout(screen):
+        for text in (exercise.stub.replace("...", body), exercise.check):
+            live_runner.run_and_show(text, 0, space)
+    return screen.getvalue()
+
+
+def test_errors_and_missing_modules(reader):
+    number = cell_with("def matmul_slow")
+    reader.editor(number).fill("print('so far')\n1 / 0")
+    text, error, notes = reader.run(number)
+    assert text == "so far\n"
+    assert error.startswith("Traceback (most recent call last):\n")
+    assert f'File "<cell {number}>", line 2' in error
+    assert error.endswith("ZeroDivisionError: division by zero")
+    reader.editor(number).fill("import torch")
+    text, error, notes = reader.run(number)
+    assert error.endswith("No module named 'torch'") and "Colab" in notes
+    reader.editor(1).fill("X = [")
+    text, error, notes = reader.run(cell_with("def bars"))
+    assert "NameError" in error
+    reader.page.get_by_role("button", name="Reset all cells").click()
+
+
+def test_a_run_without_end_is_stopped(reader):
+    number = cell_with("def matmul_slow")
+    reader.editor(number).fill("print('on and on')\nwhile True: pass")
+    stop = reader.button("Stop", number)
+    assert not stop.is_visible()
+    reader.button("Run", number).click()
+    out = reader.page.locator(f"#live-{number} + .live-output pre").first
+    out.get_by_text("on and on").wait_for()
+    reader.button("Run", 1).click()  # waits for the other, and is stopped with it
+    assert "Waiting" in reader.cell(1).locator(".live-status").text_content()
+    stop.click()
+    assert "Stopped" in reader.seen(number)[2] and "Stopped" in reader.seen(1)[2]
+    assert not stop.is_visible()
+    reader.editor(number).fill("while True: print('again')")
+    text, error, notes = reader.run(number)  # in a Python started afresh
+    assert error == "Stopped: a cell may print 20,000 characters here, not more."
+    assert len(text) == live_runner.LONGEST
+    reader.page.get_by_role("button", name="Reset all cells").click()
+
+
+def test_keyboard(reader):
+    number = cell_with("def matmul_slow")
+    keys, editor = reader.page.keyboard, reader.editor(number)
+
+    def focused():
+        return reader.page.evaluate("document.activeElement.ariaLabel")
+
+    editor.evaluate("area => area.focus()")
+    keys.press("Tab")  # nothing was written: Tab goes on, and leaves the text alone
+    assert focused() != f"Code of cell {number}"
+    assert editor.input_value() == live_cells()[number - 1]
+    for _ in range(3):
+        if focused() == f"Run cell {number}":
+            break
+        keys.press("Tab")
+    assert focused() == f"Run cell {number}"
+    editor.evaluate("area => { area.focus(); area.select(); }")
+    keys.type("if True:")
+    keys.press("Enter")
+    keys.type("print(6 * 7)  # ")
+    keys.press("Tab")
+    keys.type("here")
+    assert editor.input_value() == "if True:\n    print(6 * 7)  #     here"
+    keys.press("Control+Enter")
+    assert reader.seen(number)[0] == "42\n"
+    assert focused() == f"Code of cell {number}"
+    keys.press("Escape")
+    assert focused() == f"Run cell {number}"
+    keys.press("Enter")
+    assert reader.seen(number)[0] == "42\n"
+    keys.press("Tab")
+    assert focused() == f"Reset cell {number}"
+    keys.press("Enter")
+    assert editor.input_value() == live_cells()[number - 1]
+    editor.evaluate("area => area.focus()")
+    keys.press("Shift+Enter")
+    assert reader.seen(number)[0] == "[[10, 200], [30, 400]]\n"
+    keys.press("End")
+    keys.type("  ")
+    keys.press("Control+z")
+    keys.press("Control+z")
+    assert editor.input_value() == live_cells()[number - 1]
+    reader.button("Reset", number).click()
+
+
+def test_labels(reader):
+    assert reader.run(1)[2]
+    out = reader.page.get_by_role("region", name="Output of cell 1", exact=True)
+    assert out.get_attribute("aria-live") == "polite"
+    hint = reader.editor(1).get_attribute("aria-describedby")
+    assert "Escape" in reader.page.locator(f"#{hint}").text_content()
+    hidden = "[aria-hidden=true][tabindex='0'], [aria-hidden=true] button"
+    assert not reader.page.locator(f"article .live {hidden}").count()
+    unnamed = reader.page.evaluate(
+        "[...document.querySelectorAll('article .live :is(button, textarea)')]"
+        ".filter(e => !e.ariaLabel && !e.textContent).length"
+    )
+    assert not unnamed
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_narrow_light_and_dark(reader, theme):
+    """After runs of each kind: nothing sticks out, everything can be read."""
+    page, number = reader.page, cell_with("def matmul_slow")
+    reader.editor(number).fill("print('wide ' * 60)\n1 / 0")
+    reader.run(number)
+    reader.run(cell_with("def bars"))
+    check = live_cells().index(exercises()[0].check) + 1
+    reader.run(check)
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+    found = page.evaluate(OVERFLOW) + page.evaluate(CONTRAST) + page.evaluate(CONTROLS)
+    page.set_viewport_size({"width": 1300, "height": 900})
+    page.evaluate("document.documentElement.dataset.theme = 'light'")
+    page.get_by_role("button", name="Reset all cells").click()
+    assert not found
+
+
+# --- other readers --------------------------------------------------------------------
+
+
+def test_remembered_after_reload_and_by_touch(browser, site):
+    phone = Reader(
+        browser,
+        site,
+        viewport={"width": 360, "height": 740},
+        has_touch=True,
+        is_mobile=True,
+    )
+    exercise = exercises()[2]
+    stub = live_cells().index(exercise.check)
+    phone.editor(stub).tap()
+    phone.editor(stub).fill(exercise.solution)
+    run = phone.button("Run", stub + 1)
+    assert run.bounding_box()["height"] >= 44
+    run.tap()
+    assert phone.seen(stub + 1)[0].startswith("Passed: ")
+    phone.page.reload()
+    assert phone.editor(stub).input_value() == exercise.solution
+    status = phone.cell(stub).locator(".live-status")
+    assert status.text_content() == "changed by you"
+    marks = phone.page.locator(".live-mark")
+    assert marks.all_text_contents() == ["✓ solved"]
+    assert exercise.title in marks.locator("xpath=..").text_content()
+    phone.button("Reset", stub).tap()
+    phone.page.reload()
+    assert phone.editor(stub).input_value() == exercise.stub
+    assert marks.all_text_contents() == ["✓ solved"]
+    assert not phone.troubles
+    phone.context.close()
+
+
+def test_without_storage_it_works_as_long_as_the_page_is_open(browser, site):
+    private = Reader(browser, "about:blank")
+    private.page.add_init_script(
+        "Storage.prototype.getItem = Storage.prototype.setItem ="
+        " () => { throw new DOMException('denied', 'SecurityError'); };"
+    )
+    private.page.goto(site)
+    private.change(1, "Hello", "Bye")
+    assert "Bye" in private.cell(1).locator(".live-code pre").text_content()
+    assert not [trouble for trouble in private.troubles if "live.js" in trouble]
+    private.context.close()
+
+
+def test_opened_as_a_file_it_says_what_is_missing(browser):
+    reader = Reader(browser, (HTML / PAGE).as_uri())
+    assert "make serve" in reader.page.locator(".live-about").text_content()
+    assert not reader.page.locator(".live-bar").count()
+    assert not reader.troubles
+    reader.context.close()
+
+
+def test_without_scripts_the_page_says_so(browser, site):
+    reader = Reader(browser, site, java_script_enabled=False)
+    assert "With JavaScript" in reader.page.locator(".live-about").text_content()
+    assert not reader.page.get_by_role("button", name="Run cell 1").count()
+    reader.context.close()
