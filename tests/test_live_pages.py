@@ -163,16 +163,23 @@ def test_every_cell_prints_what_python_prints(reader):
         assert notes
 
 
-def test_the_texts_lie_over_each_other(reader):
-    """The colored text and the one to write in have the same size, to the pixel."""
+@pytest.mark.parametrize("width", [1300, 360])
+def test_the_texts_lie_over_each_other(reader, width):
+    """The colored text and the one to write in have the same size, and none is cut."""
+    reader.page.set_viewport_size({"width": width, "height": 900})
     apart = reader.page.evaluate(
         "[...document.querySelectorAll('.live-code')].map(code => {"
         " const [pre, area] = ['pre', 'textarea'].map(t => code.querySelector(t));"
         " return [area.scrollHeight - pre.offsetHeight,"
-        "         area.scrollWidth - pre.offsetWidth]; })"
-        ".filter(([h, w]) => Math.abs(h) > 1 || w > 1)"
+        "         area.scrollWidth - pre.offsetWidth,"
+        "         pre.scrollWidth - pre.offsetWidth,"
+        "         code.clientWidth - code.parentElement.clientWidth]; })"
+        ".filter(sizes => sizes.some(size => Math.abs(size) > 1))"
     )
-    assert not apart
+    hidden = "article .live [aria-hidden=true]"
+    in_the_way = reader.page.locator(f"{hidden}[tabindex='0'], {hidden} button").count()
+    reader.page.set_viewport_size({"width": 1300, "height": 900})
+    assert not apart and not in_the_way
 
 
 def test_changed_embeddings_change_the_output(reader):
@@ -232,6 +239,7 @@ def test_exercise_checked_wrong_and_right(reader, exercise):
         arg=check,
     )
     assert mark.text_content() == "✓ solved"
+    assert reader.run(1)[0] == ""  # nothing of the check comes late
     kept = json.loads(reader.page.evaluate("localStorage['literate-exercises']"))
     assert kept[exercise.number] is True
 
@@ -332,8 +340,6 @@ def test_labels(reader):
     assert out.get_attribute("aria-live") == "polite"
     hint = reader.editor(1).get_attribute("aria-describedby")
     assert "Escape" in reader.page.locator(f"#{hint}").text_content()
-    hidden = "[aria-hidden=true][tabindex='0'], [aria-hidden=true] button"
-    assert not reader.page.locator(f"article .live {hidden}").count()
     unnamed = reader.page.evaluate(
         "[...document.querySelectorAll('article .live :is(button, textarea)')]"
         ".filter(e => !e.ariaLabel && !e.textContent).length"

@@ -127,7 +127,7 @@
 
   const cells = [];
   const queue = []; // cells that run or wait, the running one first
-  let worker, ready;
+  let worker, ready, busy;
 
   function startWorker() {
     ready = false;
@@ -144,6 +144,7 @@
       } else if (data.broken) {
         halt(`Python ended: ${data.broken}. Run starts it afresh.`);
       } else {
+        busy = false;
         queue.shift();
         cell.finish(data.result);
         nextRun();
@@ -156,7 +157,8 @@
   }
 
   function nextRun() {
-    if (!queue.length) return;
+    if (busy || !queue.length) return;
+    busy = true;
     if (!worker) startWorker();
     queue[0].say(ready ? "Running …" : "Loading Python: 13 MB, once …");
     worker.postMessage({ cells: cells.map(cell => cell.area.value), at: queue[0].at });
@@ -165,6 +167,7 @@
   function halt(words) {
     worker?.terminate();
     worker = undefined;
+    busy = false;
     for (const cell of queue.splice(0)) cell.finish(null, words);
   }
 
@@ -211,7 +214,7 @@
       this.error = make("pre", { class: "live-error", hidden: true });
       this.notes = make("div", { class: "live-notes" });
       this.output = make(
-        "div", { class: "live-output", "aria-label": `Output of ${name}`, "aria-live": "polite" },
+        "div", { class: "live-output", role: "group", "aria-label": `Output of ${name}`, "aria-live": "polite" },
         this.text, this.error, this.notes,
       );
       this.box.setAttribute("role", "group");
@@ -303,7 +306,7 @@
       this.runButton.setAttribute("aria-disabled", "true");
       this.stopButton.hidden = false;
       this.say("Waiting …");
-      if (queue.length === 1) nextRun();
+      nextRun();
     }
 
     stop() {
