@@ -191,7 +191,7 @@ def test_changed_embeddings_change_the_output(reader):
     cells[0] = cells[0].replace("X = [[1, 0, 1, 0]", "X = [[1, 1, 1, 0]")
     text, error, notes = reader.run(number)
     assert text == plain_outputs(cells[:number])[-1] != before
-    assert "Run first: cell 1 (changed by you: 1)" in notes and not error
+    assert "Run first: cell 1 (changed by you: cell 1)" in notes and not error
     text, error, notes = reader.run(last)
     assert "AssertionError" in error and "with your change" in notes
     assert "Passed over: asserts" in notes
@@ -345,6 +345,18 @@ def test_labels(reader):
         ".filter(e => !e.ariaLabel && !e.textContent).length"
     )
     assert not unnamed
+
+
+def test_shapes_are_explained_under_the_pointer(reader):
+    shape = reader.cell(1).locator(".shape")
+    words = reader.page.locator("#explanation")
+    shape.scroll_into_view_if_needed()
+    box = shape.bounding_box()
+    reader.page.mouse.move(box["x"] + 5, box["y"] + 5)
+    words.wait_for(state="visible")
+    assert "S: " in words.text_content()
+    reader.page.mouse.move(box["x"] + 5, box["y"] - 25)
+    words.wait_for(state="hidden")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -107,7 +107,7 @@
     return [...parts, text.slice(end)];
   }
 
-  // Links to cells, with rows of neighbours drawn together: 1, 4-8 and 10.
+  // "cell 1" or "cells 1, 4–8 and 10", with links.
   function cellLinks(numbers) {
     const rows = [];
     for (const at of numbers) {
@@ -116,11 +116,12 @@
       else rows.push([at, at]);
     }
     const link = at => make("a", { href: `#live-${at + 1}` }, String(at + 1));
-    return rows.flatMap(([first, last], i) => [
+    const parts = rows.flatMap(([first, last], i) => [
       ...(i === 0 ? [] : [i === rows.length - 1 ? " and " : ", "]),
       link(first),
       ...(last > first ? ["–", link(last)] : []),
     ]);
+    return [numbers.length > 1 ? "cells " : "cell ", ...parts];
   }
 
   // --- running ------------------------------------------------------------------------
@@ -179,7 +180,7 @@
       this.at = at;
       this.pre = box.querySelector(".cell_input pre");
       this.original = this.pre.textContent.replace(/\n+$/, "");
-      this.originalHtml = this.pre.innerHTML;
+      this.originalNodes = [...this.pre.childNodes];
       this.printed = box.querySelector(".cell_output");
       this.before = [];
       this.build(`cell ${at + 1}`);
@@ -193,6 +194,7 @@
         autocapitalize: "off", autocomplete: "off", autocorrect: "off", wrap: "off", rows: "1",
         input: () => this.changed(), keydown: event => this.key(event),
         pointerdown: () => (this.inside = true), blur: () => (this.inside = false),
+        mousemove: event => this.point(event), mouseleave: event => this.point(event),
       });
       this.area.value = this.original;
       const code = make("div", { class: "live-code" });
@@ -239,13 +241,24 @@
 
     changed() {
       const text = this.area.value, same = text === this.original;
-      if (same) this.pre.innerHTML = this.originalHtml;
+      if (same) this.pre.replaceChildren(...this.originalNodes);
       else this.pre.replaceChildren(...colored(text), "\n");
       remember(EDITS, this.original, same ? undefined : text);
       this.showState();
       for (const cell of cells) {
         if (cell === this ? cell.shown : cell.before.includes(this.at)) cell.outdate(this);
       }
+    }
+
+    // The text to write in covers the colored one: tell that where the pointer is, since
+    // the page explains shapes such as (B, H, T, K) there (comforts.js).
+    point(event) {
+      const below = document.elementsFromPoint(event.clientX, event.clientY);
+      const shape = event.type === "mousemove" ? below.find(e => e.matches(".shape")) : undefined;
+      if (shape === this.pointed) return;
+      this.pointed?.dispatchEvent(new Event("mouseleave"));
+      shape?.dispatchEvent(new Event("mouseenter"));
+      this.pointed = shape;
     }
 
     get isEdited() {
@@ -346,13 +359,12 @@
       if (!this.text.textContent && !result.error) this.note("Done; nothing to print.");
       if (result.before.length) {
         const changed = edited.length ? [" (changed by you: ", ...cellLinks(edited), ")"] : [];
-        const plural = result.before.length > 1 ? "cells " : "cell ";
-        this.note("Run first: ", plural, ...cellLinks(result.before), ...changed, `. ${seconds} s.`);
+        this.note("Run first: ", ...cellLinks(result.before), ...changed, `. ${seconds} s.`);
       } else {
         this.note(`Needs no other cell. ${seconds} s.`);
       }
       if (result.broken.length) {
-        this.note("Passed over: asserts about the original text that fail with yours, in cell ", ...cellLinks(result.broken), ".");
+        this.note("Passed over: asserts about the original text that fail with yours, in ", ...cellLinks(result.broken), ".");
       }
       for (const part of [this.text, this.error]) {
         if (part.scrollWidth > part.clientWidth || part.scrollHeight > part.clientHeight) part.tabIndex = 0;
@@ -370,7 +382,7 @@
       if (!error) return;
       this.error.hidden = false;
       this.error.textContent = error;
-      if (stopped !== this.at) this.note("The error is in cell ", ...cellLinks([stopped]), ", which this cell needs.");
+      if (stopped !== this.at) this.note("The error is in ", ...cellLinks([stopped]), ", which this cell needs.");
       if (/^AssertionError/m.test(error) && [...before, this.at].some(at => cells[at].isEdited)) {
         this.note("An assert states what holds for the original text; with your change it need not.");
       }
@@ -382,7 +394,7 @@
     outdate(by) {
       if (!this.shown || queue.includes(this) || this.output.classList.contains("live-old")) return;
       this.output.classList.add("live-old");
-      this.note("From before your last change", ...(by === this ? [] : [" in cell ", ...cellLinks([by.at])]), ".");
+      this.note("From before your last change", ...(by === this ? [] : [" in ", ...cellLinks([by.at])]), ".");
     }
   }
 
