@@ -312,6 +312,15 @@ def test_keyboard(reader):
     keys.press("Tab")
     keys.type("here")
     assert editor.input_value() == "if True:\n    print(6 * 7)  #     here"
+    spans = reader.cell(number).locator(".live-code pre span").all()
+    colors = [(span.get_attribute("class"), span.text_content()) for span in spans]
+    assert colors == [
+        ("k", "if"),
+        ("k", "True"),
+        ("mf", "6"),
+        ("mf", "7"),
+        ("c1", "#     here"),
+    ]
     keys.press("Control+Enter")
     assert reader.seen(number)[0] == "42\n"
     assert focused() == f"Code of cell {number}"

@@ -16,6 +16,7 @@ TAGS = {
     "remove-cell",
     "remove-input",
     "hide-input",
+    "not-live",
     "hide-output",
     "hide-cell",
     "exercise",

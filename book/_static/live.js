@@ -85,14 +85,20 @@
     return element;
   }
 
+  const KEYWORDS =
+    "and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for|" +
+    "from|global|if|import|in|is|lambda|match|nonlocal|not|or|pass|raise|return|try|while|" +
+    "with|yield|None|True|False";
+  const LONG_STRING = /"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$)/.source;
+  const STRING = /"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?/.source;
   // The classes are those of the page's own code colors.
   const TOKENS = new RegExp(
     [
-      /(?<c1>#.*)/,
-      /(?<s2>[rbfRBF]{0,2}(?:"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?))/,
-      /(?<mf>\b\d[\w.]*)/,
-      /\b(?<k>and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for|from|global|if|import|in|is|lambda|match|nonlocal|not|or|pass|raise|return|try|while|with|yield|None|True|False)\b/,
-    ].map(part => part.source).join("|"),
+      "(?<c1>#.*)",
+      `(?<s2>[rbfRBF]{0,2}(?:${LONG_STRING}|${STRING}))`,
+      "(?<mf>\\b\\d[\\w.]*)",
+      `\\b(?<k>${KEYWORDS})\\b`,
+    ].join("|"),
     "g",
   );
 
@@ -206,7 +212,7 @@
       this.runButton = button("Run", () => this.run());
       this.stopButton = button("Stop", () => this.stop(), true);
       this.resetButton = button("Reset", () => (this.reset(), this.runButton.focus()), true);
-      this.status = make("span", { class: "live-status" });
+      this.status = make("span", { class: "live-status", role: "status" });
       this.bar = make(
         "div", { class: "live-bar", id: `live-${this.at + 1}` },
         this.runButton, this.stopButton, this.resetButton, this.status,
@@ -216,7 +222,11 @@
       this.error = make("pre", { class: "live-error", hidden: true });
       this.notes = make("div", { class: "live-notes" });
       this.output = make(
-        "div", { class: "live-output", role: "group", "aria-label": `Output of ${name}`, "aria-live": "polite" },
+        "div",
+        {
+          class: "live-output", role: "group",
+          "aria-label": `Output of ${name}`, "aria-live": "polite",
+        },
         this.text, this.error, this.notes,
       );
       this.box.setAttribute("role", "group");
@@ -364,7 +374,8 @@
         this.note(`Needs no other cell. ${seconds} s.`);
       }
       if (result.broken.length) {
-        this.note("Passed over: asserts about the original text that fail with yours, in ", ...cellLinks(result.broken), ".");
+        const where = cellLinks(result.broken);
+        this.note("Passed over: asserts that hold for the original text only, in ", ...where, ".");
       }
       for (const part of [this.text, this.error]) {
         if (part.scrollWidth > part.clientWidth || part.scrollHeight > part.clientHeight) part.tabIndex = 0;
@@ -387,7 +398,10 @@
         this.note("An assert states what holds for the original text; with your change it need not.");
       }
       if (/^ModuleNotFoundError/m.test(error)) {
-        this.note("In the page there are Python's standard library and this chapter's module; for others, open the page in Colab.");
+        this.note(
+          "In the page there are Python's standard library and this chapter's module. ",
+          "For others, open the chapter in Colab.",
+        );
       }
     }
 
@@ -413,11 +427,12 @@
   }
 
   function showAbout(about) {
+    const resetAll = () => cells.forEach(cell => (cell.isEdited || cell.shown) && cell.reset());
     about.replaceChildren(
       "Change a cell and press Run: Python runs in your browser, once 13 MB are loaded. ",
       make("span", { id: "live-keys" }, "Ctrl+Enter runs a cell, Escape leaves its text."),
       " What you change is kept in this browser. ",
-      make("button", { type: "button", click: () => cells.forEach(cell => (cell.isEdited || cell.shown) && cell.reset()) }, "Reset all cells"),
+      make("button", { type: "button", click: resetAll }, "Reset all cells"),
     );
   }
 
