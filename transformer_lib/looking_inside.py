@@ -542,7 +542,7 @@ def alignment_error_rate(
         possible: Links that may be there; the sure ones need not be repeated.
 
     Returns:
-        1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|), counted over all pairs.
+        ``1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|)``, counted over all pairs.
 
     Raises:
         ValueError: If there is no link at all.

@@ -685,7 +685,7 @@ def split_words(text: str) -> list[str]:
 def chunks(tokens: Iterable[str]) -> list[str]:
     """One chunk for each word: the brackets that open before it, XX, those that close.
 
-    Such as (S_(NP_XX_)NP; the brackets are those of the sequence, in the same order.
+    Such as ``(S_(NP_XX_)NP``; the brackets are those of the sequence, in their order.
     """
     found, done = [[]], False
     for token in tokens:
