@@ -208,7 +208,7 @@ def clean_tree(tree: Tree) -> Tree | None:
     Returns:
         The tree; None where it holds no word at all.
 
-    Source: Vinyals et al. 2014, section 3; EVALB's README, section 7.
+    Source: Vinyals et al. 2015, section 3; EVALB's README, section 7.
     """
     inside = tree.children if tree.label in OUTERMOST else (tree,)
     kept = tuple(filter(None, map(clean_part, inside)))
@@ -248,7 +248,7 @@ def linearize(tree: Tree) -> list[str]:
     Returns:
         Such as (S (NP XX )NP (VP XX )VP )S, token by token; "TOP" is left out.
 
-    Source: Vinyals et al. 2014, section 2.2.
+    Source: Vinyals et al. 2015, section 2.2.
     """
     if tree.word is not None:
         return [WORD]
