@@ -1,5 +1,6 @@
 """The command line: what a newcomer types, and what is said when it cannot be done."""
 
+import argparse
 import io
 import json
 import os
@@ -14,9 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transformer_lib import command_line as cli
+from transformer_lib.batches import load_prepared
 from transformer_lib.command_line import main, settings_asked
 from transformer_lib.parsing import read_trees
 from transformer_lib.text import load_corpus
+from transformer_lib.training import Recipe, check_prepared
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "model.d_model=32 model.d_ff=64 max_tokens=900 max_steps=6 validate_every=2"
@@ -75,6 +78,15 @@ def test_a_second_train_goes_on_and_another_recipe_is_refused(at, capsys):
     assert "6 of 6 updates" in capsys.readouterr().out
     assert main([*TRAIN, "--set", "seed=5"]) == 2
     assert "another recipe" in capsys.readouterr().err
+
+
+def test_a_recipe_is_made_fit_for_what_was_prepared(at):
+    """Also where it has a limit in words and the prepared text has none."""
+    assert Recipe.load("table3-small").max_words
+    asked = argparse.Namespace(recipe="table3-small", data=at / "data", set=[])
+    recipe = cli.recipe_asked(asked)
+    check_prepared(recipe, load_prepared(at / "data"), at / "data")
+    assert recipe.max_words is None and recipe.vocab_size == 500
 
 
 def test_translate_writes_one_line_for_each_whatever_it_says(at, capsys):

@@ -104,7 +104,7 @@ def recipe_asked(asked: argparse.Namespace):
     if asked.data:
         data = load_prepared(asked.data).data
         kept = ("vocab_size", "kind", "max_length", "max_words")
-        prepared = {k: v for k, v in data["settings"].items() if k in kept and v}
+        prepared = {name: data["settings"].get(name) for name in kept}
         changes = {"corpus": data["corpus"], **prepared, **changes}
     changes["model"] = recipe.model | changes.get("model", {})
     return Recipe.load(asked.recipe, **changes)
