@@ -303,8 +303,9 @@ def table(results: Iterable[dict]) -> list[dict]:
 # %% ../notebooks/16_ablations.ipynb #67a07b6e
 def table_text(lines: Sequence[dict]) -> str:
     """The table as text: ours, with the spread over seeds, beside the paper's."""
-    rows = ["                        ours                             paper\n"
-            "row        seeds   M    perplexity       BLEU      M    PPL   BLEU"]
+    rows = [f"{'':26}{'ours':24}{'the paper':>18}",
+            f"{'row':10} seeds {'M':>5}  {'perplexity':14} {'BLEU':13} {'M':>4} "
+            f"{'PPL':>6} {'BLEU':>6}"]  # fmt: skip
     for line in lines:
         cells = [f"{line['row']:10} {line['seeds']:5} {line['millions']:5.1f} "]
         for name, width in (("perplexity", 7), ("bleu", 6)):
