@@ -14,7 +14,7 @@ from docutils import nodes
 
 CHAPTERS = "notebooks/"
 GLOSSARY, NOTATION = "book/glossary", "book/notation"
-# A term is not looked for in these: names, formulas, code, links, and what is folded.
+# A term is not looked for in these: names, formulas, code, links.
 LEAVE = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.math,
          nodes.math_block, nodes.raw, nodes.term)  # fmt: skip
 
@@ -79,7 +79,8 @@ def mark_terms(app, doctree, docname):
     seen = set()
     for paragraph in list(doctree.findall(nodes.paragraph)):
         for text in list(paragraph.findall(nodes.Text)):
-            if not within(text, LEAVE, paragraph):
+            title = isinstance(text.parent, nodes.emphasis) and text.count(" ") > 2
+            if not title and not within(text, LEAVE, paragraph):
                 mark_text(app, docname, text, pattern, known, seen)
 
 
