@@ -19,10 +19,8 @@ evidence/benchmarks/prepare.json.
 """
 
 import argparse
-import contextlib
 import hashlib
 import io
-import json
 import lzma
 import os
 import pickle
@@ -30,7 +28,6 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -44,7 +41,8 @@ from transformer_lib.text import CorpusUnavailable, load_corpus
 from transformer_lib.training import environment_record, write_json
 
 ROOT = Path(__file__).parents[1]
-
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from apart import apart  # noqa: E402
 
 # --- the jobs -------------------------------------------------------------------------
 
@@ -101,44 +99,13 @@ JOBS = {"transformer_lib prepare": ours, "SentencePiece, line by line": line_by_
 # --- measuring ------------------------------------------------------------------------
 
 
-def memory(name: str) -> int:
-    """VmRSS (memory now) or VmHWM (its peak) of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(x.split()[1]) for x in lines if x.startswith(name + ":"))
-
-
-def apart(function, *arguments) -> dict:
-    """Run a function in a process of its own; its answer, seconds, and peak memory."""
-    read, write = os.pipe()
-    process = os.fork()
-    if not process:
-        status = 1
-        try:
-            with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-            before, start = memory("VmRSS"), time.perf_counter()
-            answer = function(*arguments)
-            figures = {"answer": answer, "seconds": time.perf_counter() - start,
-                       "peak_mb": (memory("VmHWM") - before) / 1e6}  # fmt: skip
-            os.write(write, json.dumps(figures).encode())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    with open(read, "rb") as pipe:
-        said = pipe.read()
-    if os.waitpid(process, 0)[1]:
-        raise RuntimeError(f"{function.__name__} failed")
-    return json.loads(said)
-
-
 def job(function, text: Path, vocab_size: int, threads: int) -> dict:
     """One job in an empty folder."""
     with tempfile.TemporaryDirectory(dir=text.parent) as out:
         figures = apart(function, text, Path(out), vocab_size, threads)
-    pairs = figures.pop("answer")
-    figures |= {"pairs": pairs, "pairs_a_minute": 60 * pairs / figures["seconds"]}
-    return figures
+    pairs, seconds = figures["answer"], figures["seconds"]
+    return {"seconds": seconds, "peak_mb": figures["peak_mb"], "pairs": pairs,
+            "pairs_a_minute": 60 * pairs / seconds}  # fmt: skip
 
 
 def report(rounds: list[dict]) -> dict:

@@ -12,14 +12,11 @@ TRANSFORMER_LIB_MIRROR names a folder that has it. Writes evidence/benchmarks/wm
 """
 
 import argparse
-import contextlib
 import hashlib
-import json
 import lzma
 import os
 import sys
 import tempfile
-import time
 from itertools import islice
 from pathlib import Path
 
@@ -29,39 +26,15 @@ from transformer_lib.training import environment_record, write_json
 from transformer_lib.wmt import clean_wmt, miniature, open_tar_member
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from apart import apart  # noqa: E402
 
 
-def memory(name: str) -> int:
-    """VmRSS (memory now) or VmHWM (its peak) of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(x.split()[1]) for x in lines if x.startswith(name + ":"))
-
-
-def apart(function, *arguments) -> dict:
-    """Run a function in a process of its own; its time, and its peak memory."""
-    read, write = os.pipe()
-    process = os.fork()
-    if not process:
-        status = 1
-        try:
-            with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-            before = memory("VmRSS")
-            began, busy = time.perf_counter(), time.process_time()
-            function(*arguments)
-            figures = {"seconds": time.process_time() - busy,
-                       "clock_seconds": time.perf_counter() - began,
-                       "peak_mb": (memory("VmHWM") - before) / 1e6}  # fmt: skip
-            os.write(write, json.dumps(figures).encode())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    with open(read, "rb") as pipe:
-        said = pipe.read()
-    if os.waitpid(process, 0)[1]:
-        raise RuntimeError(f"{function.__name__} failed")
-    return json.loads(said)
+def stage(function, *arguments) -> dict:
+    """What a function costs in a process of its own."""
+    figures = apart(function, *arguments)
+    return {"seconds": figures["cpu_seconds"], "clock_seconds": figures["seconds"],
+            "peak_mb": figures["peak_mb"]}  # fmt: skip
 
 
 def real_pairs(count: int) -> list[tuple[str, str]]:
@@ -99,14 +72,14 @@ def stages(pairs: list, folder: Path, vocab_size: int, tokenizer=None) -> tuple:
     """All stages on some pairs; without a tokenizer, one is learned first."""
     archives, valid = miniature(pairs, folder / "in"), pairs[:500]
     text, found = folder / "text", {}
-    found["unpack and clean"] = apart(
+    found["unpack and clean"] = stage(
         clean_wmt, "en-de", text, archives, folder / "in", valid, False
     )
     corpus = clean_wmt("en-de", text, archives, folder / "in", valid, False)
     if tokenizer is None:
         tokenizer = folder / "tokenizer.model"
-        found["learn the vocabulary"] = apart(learn, corpus, vocab_size, tokenizer)
-    found["cut into tokens"] = apart(cut, corpus, tokenizer, folder / "data")
+        found["learn the vocabulary"] = stage(learn, corpus, vocab_size, tokenizer)
+    found["cut into tokens"] = stage(cut, corpus, tokenizer, folder / "data")
     return found, archives, tokenizer
 
 
@@ -127,7 +100,7 @@ def main(arguments=None) -> dict:
         found, archives, tokenizer = stages(pairs, one, vocab_size)
         past = archives["europarl"]
         packed = one / "in" / past.source.filename
-        skipped = apart(run_past, packed, past.members["en-de"][1])
+        skipped = stage(run_past, packed, past.members["en-de"][1])
         text_bytes = sum(len(side.encode()) for pair in pairs for side in pair)
         cleaned = (one / "text" / "train.tsv.gz").stat().st_size
         tokens = size_of(one / "data" / "train")
@@ -141,9 +114,9 @@ def main(arguments=None) -> dict:
         "run_past_bytes_per_second": past.size / skipped["seconds"],
         "environment": environment_record(),
     }  # fmt: skip
-    for stage, figures in found.items():
-        five_times = more.get(stage, {"seconds": 0, "peak_mb": 0})
-        print(f"{stage:24} {figures['seconds']:7.1f} s {figures['peak_mb']:6.0f} MB   "
+    for name, figures in found.items():
+        five_times = more.get(name, {"seconds": 0, "peak_mb": 0})
+        print(f"{name:24} {figures['seconds']:7.1f} s {figures['peak_mb']:6.0f} MB   "
               f"{five_times['seconds']:7.1f} s {five_times['peak_mb']:6.0f} MB")
     if not asked.quick:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
