@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 
 from docutils import nodes
+from literate import is_chapter, number_of
 
-CHAPTERS = "notebooks/"
 GLOSSARY, NOTATION = "book/glossary", "book/notation"
 # A term is not looked for in these: names, formulas, code, links.
 LEAVE = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.math,
@@ -24,10 +25,9 @@ LEAVE = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes
 
 def number_equations(app, doctree):
     """Displayed formulas of chapter 02 are (2.1), (2.2), ...; each has an address."""
-    docname = app.env.docname
-    if not docname.startswith(CHAPTERS):
+    if not is_chapter(app.env.docname):
         return
-    chapter = int(docname.removeprefix(CHAPTERS).split("_")[0])
+    chapter = int(number_of(app.env.docname))
     for i, block in enumerate(doctree.findall(nodes.math_block), 1):
         if not block.get("number"):
             block["number"] = f"{chapter}.{i}"
@@ -36,10 +36,9 @@ def number_equations(app, doctree):
 
 def number_figures(app, doctree):
     """Pictures that cells drew are Figure 2.1, 2.2, ...; each has an address."""
-    docname = app.env.docname
-    if not docname.startswith(CHAPTERS):
+    if not is_chapter(app.env.docname):
         return
-    chapter, i = int(docname.removeprefix(CHAPTERS).split("_")[0]), 0
+    chapter, i = int(number_of(app.env.docname)), 0
     for output in doctree.findall(nodes.container):
         if output.get("nb_element") != "cell_code_output":
             continue
@@ -54,19 +53,16 @@ def number_figures(app, doctree):
 # --- definitions ---------------------------------------------------------------------
 
 
+@cache  # pages are written after all of them are read
 def definitions(env) -> dict[str, tuple[str, str]]:
     """Term in lower case -> (address in the glossary, its definition)."""
-    if not hasattr(env, "comforts_definitions"):
-        found = {}
-        doctree = env.get_doctree(GLOSSARY)
-        for item in doctree.findall(nodes.definition_list_item):
-            said = next(item.findall(nodes.definition)).astext()
-            said = re.sub(r"\s*Chapters? [\d, and]+\.\s*$", "", " ".join(said.split()))
-            for term in item.findall(nodes.term):
-                name = term.astext().strip()
-                found[name.lower()] = (term["ids"][0], said)
-        env.comforts_definitions = found
-    return env.comforts_definitions
+    found = {}
+    for item in env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
+        said = next(item.findall(nodes.definition)).astext()
+        said = re.sub(r"\s*Chapters? [\d, and]+\.\s*$", "", " ".join(said.split()))
+        for term in item.findall(nodes.term):
+            found[term.astext().strip().lower()] = (term["ids"][0], said)
+    return found
 
 
 def mark_terms(app, doctree, docname):
@@ -111,6 +107,7 @@ def mark_text(app, docname, text, pattern, known, seen):
         text.parent.replace(text, [*parts, nodes.Text(plain[start:])])
 
 
+@cache
 def letters(env) -> dict[str, str]:
     """The letters of shapes and what they mean, from the page on notation."""
     doctree = env.get_doctree(NOTATION)
@@ -125,17 +122,10 @@ def hand_over(app, pagename, templatename, context, doctree):
     app.add_js_file(None, body=f"window.literate = {json.dumps(known)};", priority=100)
 
 
-def forget_definitions(app, env, docname):
-    """The glossary is read again."""
-    if docname == GLOSSARY and hasattr(env, "comforts_definitions"):
-        del env.comforts_definitions
-
-
 def setup(app):
     app.connect("doctree-read", number_equations)
     app.connect("doctree-read", number_figures)
     app.connect("doctree-resolved", mark_terms)
     app.connect("html-page-context", hand_over)
-    app.connect("env-purge-doc", forget_definitions)
     app.add_js_file("comforts.js", loading_method="defer")
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}
