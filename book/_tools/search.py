@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from transformer_lib.batches import Prepared, prepare
+from transformer_lib.batches import prepare
 from transformer_lib.evaluation import perplexity, sacre_bleu, translate
 from transformer_lib.text import Tokenizer, load_corpus
 from transformer_lib.training import Recipe, environment_record, train, write_json
@@ -44,28 +44,21 @@ class Drawing(Tokenizer):
         return super().encode_all(texts, threads, sample or self.sample)
 
 
-def prepared(recipe: Recipe, folder: Path, sample: float = 0.0) -> Prepared:
-    """The text of a recipe; with sample, the same vocabulary and drawn cuts."""
-    settings = (recipe.vocab_size, recipe.kind, recipe.max_length)
-    plain = prepare(recipe.corpus, folder, *settings)
-    if not sample:
-        return plain
-    tokenizer = Drawing.load(folder / "tokenizer.model")
-    tokenizer.sample = sample
-    folder = folder.with_name(f"{folder.name}-drawn")
-    return prepare(recipe.corpus, folder, *settings, tokenizer)
-
-
 def measure(
     name: str, recipe: Recipe, runs: Path, sentences: int, sample: float = 0.0
 ) -> dict:
     """Train one variation and score it on validation sentences."""
     run_dir = runs / "".join(c if c.isalnum() else "-" for c in name)
     run_dir.mkdir(parents=True, exist_ok=True)
-    plain = prepared(recipe, run_dir / "data")
-    if sample:
-        prepared(recipe, run_dir / "data", sample)
-    data_dir = run_dir / ("data-drawn" if sample else "data")
+    data_dir = run_dir / "data"
+    settings = {"kind": recipe.kind, "max_length": recipe.max_length,
+                "max_words": recipe.max_words}  # fmt: skip
+    plain = prepare(recipe.corpus, data_dir, recipe.vocab_size, **settings)
+    if sample:  # the same vocabulary, other cuts
+        tokenizer = Drawing.load(data_dir / "tokenizer.model")
+        tokenizer.sample = sample
+        data_dir = run_dir / "data-drawn"
+        prepare(recipe.corpus, data_dir, tokenizer=tokenizer, **settings)
     began = time.process_time()
     run = train(recipe, run_dir, data_dir, device="cpu", show=False)
     cpu_seconds = time.process_time() - began
