@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from built import Page, documents
-from test_pages import browser, site, window  # noqa: F401
+from built import Page, documents, need_the_book
+
+need_the_book()
 
 CHAPTERS = [name for name in documents() if name.startswith("notebooks/")]
 
@@ -44,7 +45,7 @@ def explained(page, selector):
     return tip.inner_text()
 
 
-def test_definition_by_keyboard_and_mouse(window, site):  # noqa: F811
+def test_definition_by_keyboard_and_mouse(window, site):
     page, troubles = window
     page.goto(f"{site}/notebooks/02_attention.html", wait_until="load")
     term = 'a.defined[href$="#term-mask"]'
@@ -61,7 +62,7 @@ def test_definition_by_keyboard_and_mouse(window, site):  # noqa: F811
     assert not troubles
 
 
-def test_what_was_read_is_remembered(window, site):  # noqa: F811
+def test_what_was_read_is_remembered(window, site):
     page, troubles = window
     page.goto(f"{site}/book/welcome.html", wait_until="load")
     page.evaluate("localStorage.clear()")
@@ -84,7 +85,7 @@ def test_what_was_read_is_remembered(window, site):  # noqa: F811
     assert not troubles
 
 
-def test_notes_are_kept_and_can_be_taken_along(window, site, tmp_path):  # noqa: F811
+def test_notes_are_kept_and_can_be_taken_along(window, site, tmp_path):
     page, troubles = window
     page.goto(f"{site}/book/notes.html", wait_until="load")
     page.evaluate("localStorage.clear()")

@@ -1,18 +1,15 @@
 """Chapter 01 in a browser: its cells are changed, run, stopped, checked and reset."""
 
 import contextlib
-import functools
-import http.server
 import io
 import json
 import re
-import threading
 import warnings
 
 import pytest
 from built import HTML
 from test_live import exercises, live_cells, live_runner, plain_outputs
-from test_pages import BROWSER, CONTRAST, FLAGS, OVERFLOW, Quiet
+from test_pages import CONTRAST, OVERFLOW
 
 PAGE = "notebooks/01_hello.html"
 if not (HTML / "_static/pyodide").exists():
@@ -30,23 +27,9 @@ CONTROLS = CONTRAST.replace(
 
 
 @pytest.fixture(scope="module")
-def site():
-    handler = functools.partial(Quiet, directory=str(HTML))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/{PAGE}"
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield chromium
-        chromium.close()
+def site(site):
+    """Chapter 01 in the built book."""
+    return f"{site}/{PAGE}"
 
 
 class Reader:

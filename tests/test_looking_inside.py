@@ -5,8 +5,6 @@ import hashlib
 import html
 import json
 import random
-import shutil
-import warnings
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -565,25 +563,8 @@ def test_view_refuses(pair, trained):
         AttentionView(long)
 
 
-CANDIDATES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, CANDIDATES)), None)
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
---disable-background-networking --disable-component-update --disable-sync""".split()
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 DARK = "body { background: #14181e; color: #ced6dd; }"
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    if BROWSER is None:
-        warnings.warn("No Chromium: the figure is NOT clicked.", stacklevel=1)
-        pytest.skip("no Chromium to click the figure with")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 def write_page(path, *views, style=""):
@@ -597,13 +578,13 @@ def write_page(path, *views, style=""):
     return path.as_uri()
 
 
-def test_click_and_keys(chromium, pair, tmp_path):
+def test_click_and_keys(browser, pair, tmp_path):
     """From file://, twice in one page, on a phone: every button does what it says."""
     merged = by_words(pair)
     first = AttentionView(pair, "cross", layer=1, word=1)
     views = (first, AttentionView(merged, "encoder"), first)
     address = write_page(tmp_path / "page.html", *views)
-    page = chromium.new_page(viewport={"width": 360, "height": 800})
+    page = browser.new_page(viewport={"width": 360, "height": 800})
     troubles = []
     page.on("console", lambda message: troubles.append(message.text))
     page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -683,10 +664,10 @@ LUMINANCES = """() => {
 
 
 @pytest.mark.parametrize("style", [LIGHT, DARK], ids=["light", "dark"])
-def test_touch_and_contrast_in_both_themes(chromium, pair, tmp_path, style):
+def test_touch_and_contrast_in_both_themes(browser, pair, tmp_path, style):
     address = write_page(tmp_path / "touch.html", AttentionView(pair), style=style)
     phone = {"width": 360, "height": 800}
-    context = chromium.new_context(has_touch=True, viewport=phone)
+    context = browser.new_context(has_touch=True, viewport=phone)
     page = context.new_page()
     page.goto(address)
     before = page.locator(".share").all_inner_texts()
@@ -700,9 +681,9 @@ def test_touch_and_contrast_in_both_themes(chromium, pair, tmp_path, style):
     context.close()
 
 
-def test_without_scripts_a_picture_stands_there(chromium, pair, tmp_path):
+def test_without_scripts_a_picture_stands_there(browser, pair, tmp_path):
     address = write_page(tmp_path / "still.html", AttentionView(pair), style=DARK)
-    context = chromium.new_context(java_script_enabled=False)
+    context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.set_viewport_size({"width": 360, "height": 800})
     page.goto(address)

@@ -3,31 +3,12 @@
 The theme changes colors only, so the wide page is measured in the light one.
 """
 
-import functools
-import http.server
-import re
-import shutil
-import threading
-import warnings
 from pathlib import Path
 
 import pytest
 from built import HTML, documents, need_the_book
 
 need_the_book()
-
-CANDIDATES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, CANDIDATES)), None)
-if BROWSER is None:
-    warnings.warn(
-        "No Chromium: the pages are NOT looked at in a browser.", stacklevel=1
-    )
-    pytest.skip("no Chromium to look at the pages with", allow_module_level=True)
-
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
---disable-background-networking --disable-component-update --disable-sync""".split()
-# Formulas are typeset by MathJax from its usual place; here it is not waited for.
-MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@"
 
 # What sticks out of the page to the right and lies in no box that scrolls by itself.
 OVERFLOW = """() => {
@@ -67,61 +48,6 @@ CONTRAST = """() => {
   }
   return bad.slice(0, 5);
 }"""
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture(scope="module")
-def site():
-    handler = functools.partial(Quiet, directory=str(HTML))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="module")
-def window(browser, site):
-    """One page for all tests, and what goes wrong in it."""
-    page = browser.new_page(viewport={"width": 1300, "height": 900})
-    troubles = []
-
-    def answer(route):
-        address = route.request.url
-        if address.startswith(MATHJAX):
-            route.fulfill(status=200, content_type="text/javascript", body="")
-        else:
-            troubles.append(f"asks for {address}")
-            route.abort()
-
-    def console(message):
-        if message.type == "error":
-            troubles.append(f"console: {message.text}")
-
-    def response(got):
-        if got.status >= 400:
-            troubles.append(f"{got.status}: {got.url}")
-
-    # Only what leaves this machine comes by here: the rest is not held up.
-    page.route(re.compile(r"^https?://(?!127\.0\.0\.1)"), answer)
-    page.on("console", console)
-    page.on("pageerror", lambda error: troubles.append(f"script: {error}"))
-    page.on("response", response)
-    yield page, troubles
 
 
 def problems(window, address):
