@@ -24,6 +24,7 @@ from transformer_lib.ablations import (
     ablate,
     claimed,
     directions,
+    pooled_spread,
     rank_agreement,
     ranks,
     read_results,
@@ -280,6 +281,20 @@ def test_table_over_seeds():
     assert "11.00 ± 1.41" in text and "4.92   25.8" in text
     widths = {len(line) for line in text.splitlines()[2:]}
     assert len(widths) == 1  # the columns are straight
+
+
+def test_spread_is_pooled():
+    """As the residual error of one-way analysis of variance, on values over means."""
+    runs = {"base": [10.0, 10.4, 9.3], "A1": [12.0, 13.0], "A4": [11.0]}
+    lines = table([result(row, value, 5.0, seed) for row, values in runs.items()
+                   for seed, value in enumerate(values)])  # fmt: skip
+    residuals = np.concatenate([np.array(v) / np.mean(v) - 1 for v in runs.values()])
+    expected = math.sqrt((residuals**2).sum() / (len(residuals) - len(runs)))
+    assert pooled_spread(lines) == pytest.approx(expected)
+    noise = {row["row"]: row["noise"] for row in directions(lines)}
+    ratio = 12.5 / np.mean(runs["base"])
+    assert noise["A1"] == pytest.approx(2 * ratio * expected * math.sqrt(1 / 2 + 1 / 3))
+    assert math.isnan(pooled_spread(lines[2:]))
 
 
 def test_directions_know_the_noise():

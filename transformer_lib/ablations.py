@@ -7,7 +7,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/16_a
 # %% auto #0
 __all__ = ['PAPER_BASE', 'BIG', 'TABLE3', 'PRE_NORM', 'ROWS', 'Row', 'heads', 'scaled', 'full_settings', 'variation', 'measure',
            'claimed', 'finished', 'ablate', 'planned', 'read_results', 'mean_and_spread', 'table', 'table_text',
-           'ranks', 'rank_agreement', 'directions']
+           'ranks', 'rank_agreement', 'pooled_spread', 'directions']
 
 # %% ../notebooks/16_ablations.ipynb #1eccaad5
 import json
@@ -344,6 +344,26 @@ def rank_agreement(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.correlation(ranks(ours), ranks(theirs))
 
 # %% ../notebooks/16_ablations.ipynb #92b85f12
+def pooled_spread(lines: Iterable[dict], name: str = "perplexity") -> float:
+    """Spread of one run about the mean of its row, as a share of that mean.
+
+    Args:
+        lines: What `table` gave.
+        name: "perplexity" or "bleu".
+
+    Returns:
+        The standard deviation, pooled over all rows that were run with several seeds;
+        nan if there are none.
+    """
+    several = [line for line in lines if line["seeds"] > 1]
+    freedom = sum(line["seeds"] - 1 for line in several)
+    squares = sum(
+        (line["seeds"] - 1) * (line[f"{name}_spread"] / line[name]) ** 2
+        for line in several
+    )
+    return math.sqrt(squares / freedom) if freedom else math.nan
+
+# %% ../notebooks/16_ablations.ipynb #84b12baf
 def directions(lines: Sequence[dict], name: str = "perplexity") -> list[dict]:
     """For each row: its ratio to the base's value, ours and the paper's.
 
@@ -352,18 +372,19 @@ def directions(lines: Sequence[dict], name: str = "perplexity") -> list[dict]:
         name: "perplexity" or "bleu".
 
     Returns:
-        Records of row, ours, paper (ratios to the base), noise (twice the base's
-        spread over seeds, as a ratio; nan with one seed), and agree: True or False,
-        None where our difference is within the noise, or the paper has none.
+        Records of row, ours, paper (ratios to the base), noise (two standard errors
+        of our ratio; nan if no row has several seeds), and agree: True or False,
+        None where our ratio is 1 within the noise, or the paper's is 1.
     """
     base = next(line for line in lines if line["row"] == "base")
-    noise = 2 * base[f"{name}_spread"] / base[name]
+    spread = pooled_spread(lines, name)
     found = []
     for line in lines:
         if line is base or not line["paper"][name]:
             continue
         ours = line[name] / base[name]
         paper = line["paper"][name] / base["paper"][name]
+        noise = 2 * ours * spread * math.sqrt(1 / line["seeds"] + 1 / base["seeds"])
         close = abs(ours - 1) <= noise or paper == 1  # False if noise is nan
         agree = None if close else (ours > 1) == (paper > 1)
         found.append({"row": line["row"], "ours": ours, "paper": paper,
