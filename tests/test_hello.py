@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from functools import partial
+from itertools import count
 from math import exp, log, sqrt
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_lib.exercises import check
 from transformer_lib.exercises import hello as checks
 from transformer_lib.exercises.check import Verdict, exercise_check, expect
 from transformer_lib.hello import attention, dot, matmul, shape, softmax, transpose
@@ -198,6 +202,7 @@ def odds(t):
         (lambda Wq, t: [[0.5] * 3 for _ in Wq], "exactly one may change"),
         (lambda Wq, t: Wq[:2], "4 rows of 3 numbers"),
         (steer_with(lambda t: 0.1), "it should be 0.8"),
+        (steer_with(lambda t: odds(t) * sqrt(3) - 0.18), "with another it is not"),
     ],
 )
 def test_steer_mistakes(steer, said):
@@ -308,3 +313,47 @@ def test_verdicts():
 def test_verdict_never_raises(answer, said):
     verdict = check_two(answer)
     assert verdict.passed is False and said in verdict.message
+
+
+def runs_for_ever(x):
+    while True:
+        x += 1
+
+
+def waits_for_ever(x):
+    while True:
+        sleep(0.01)
+
+
+def asks_itself_for_ever(x):
+    return asks_itself_for_ever(x)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (runs_for_ever, "does not come to an end: it has run 1,000,001 lines"),
+        (waits_for_ever, "does not come to an end"),
+        (partial(runs_for_ever), "is still in the line `"),
+        (lambda x: sum(1 for _ in count()), "does not come to an end"),
+        (asks_itself_for_ever, "RecursionError"),
+    ],
+)
+def test_an_answer_without_end_is_stopped(answer, said, monkeypatch):
+    monkeypatch.setattr(check, "MOST_SECONDS", 10 if answer is runs_for_ever else 0.5)
+    verdict = check_two(answer)
+    assert verdict.passed is False and said in verdict.message
+    assert sys.gettrace() is None
+
+
+def test_a_debugger_keeps_its_own_trace():
+    def debugger(frame, event, value):
+        return None
+
+    seen = []
+    sys.settrace(debugger)
+    try:
+        assert check_two(lambda x: seen.append(sys.gettrace()) or 2 * x)
+    finally:
+        sys.settrace(None)
+    assert seen == [debugger]

@@ -100,6 +100,11 @@ def check_my_plan(my_plan):
     )
     expect(not over, "Some batches are over the budget: rows times the longest row.")
     check_shape(rows, budget)
+    expect(
+        len(my_plan(np.full(8, 5), 20, 0)) == 2,
+        "Four rows of 5 are 20 tokens, and a budget of 20 holds them: 8 such pairs are "
+        "2 batches, and yours are more. A batch may be as large as the budget.",
+    )
     check_order(my_plan, widths, budget, plan)
 
 

@@ -25,8 +25,8 @@ def check_looks_ahead(looks_ahead):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 5, 4, generator=generator)
     causal = torch.ones(5, 5).tril()
-    first, late = causal.clone(), causal.clone()
-    first[0, 1], late[3, 4] = 1, 1
+    first, late, faint = causal.clone(), causal.clone(), causal.clone()
+    first[0, 1], late[3, 4], faint[3, 4] = 1, 1, 1e-3
     before = x.clone()
     honest = looks_ahead(seen_through(causal), x)
     expect(
@@ -57,23 +57,39 @@ def check_looks_ahead(looks_ahead):
         "Behind a LayerNorm the leak escaped you: the same number added to all "
         "dimensions is invisible there. Put other random numbers.",
     )
+    expect(
+        looks_ahead(seen_through(faint), x),
+        "Place 3 gets a thousandth of place 4, and you did not notice: differences "
+        "above 1e-6 are no rounding.",
+    )
+
+    def lowered(x):  # (B, T, D): what comes next can only take away
+        return x - torch.nn.functional.pad(x[:, 1:] ** 2, (0, 0, 0, 1))
+
+    still = x.clone()
+    still[:, 1:] = 0
+    expect(
+        looks_ahead(lowered, still),
+        "A leak that can only lower the numbers escaped you: take the absolute "
+        "difference.",
+    )
 
 
 @exercise_check("The first layer that differs, NaN included.")
 def check_first_difference(first_difference):
     """Whether the first differing pair is found, by any single number."""
-    ours = [torch.zeros(3, 100) for _ in range(4)]
+    ours = [torch.full((3, 100), 0.25) for _ in range(4)]
     theirs = [t.clone() for t in ours]
     got = first_difference(ours, theirs)
     expect(got == -1, f"Where nothing differs it is -1, not {got}.")
     theirs[0] += 1e-7
     got = first_difference(ours, theirs)
     expect(got == -1, f"1e-7 is below the tolerance: -1, not {got}.")
-    theirs[2][1, 7], theirs[3][0, 0] = -0.5, 9.0
+    theirs[2][1, 7], theirs[3][0, 0] = -0.25, 9.0
     got = first_difference(ours, theirs)
     expect(got != 3, "You gave the last one, or missed a negative difference (abs).")
     expect(got == 2, f"Layers 2 and 3 differ; the first is 2, not {got}.")
-    theirs[1][0, 0] = 1e-4
+    theirs[1][0, 0] += 1e-4
     got = first_difference(ours, theirs)
     expect(
         got == 1,

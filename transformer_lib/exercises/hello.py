@@ -54,23 +54,25 @@ def divide(scores: list[float], by: float) -> list[float]:
 # %% ../../notebooks/01_hello.ipynb #bfea09bd
 @exercise_check("One number changed, and Hello looks where you want it to.")
 def check_steer(steer: Callable) -> None:
-    """Several targets, with the chapter's words and matrices."""
+    """Several targets, with the chapter's words and matrices, and with another Wq."""
     X = [[1, 0, 1, 0], [0, 1, 0, 1]]
     Wk = [[0.2, 0.3, 0.4], [0.5, 0.6, 0.7], [0.8, 0.9, 0.1], [0.2, 0.3, 0.4]]
-    for target in (0.8, 0.1):
-        Wq = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.1, 0.2, 0.3]]
-        before = [row[:] for row in Wq]
+    given = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.1, 0.2, 0.3]]
+    other = [[0.6, 0.1, 0.2], [0.3, 0.5, 0.4], [0.2, 0.9, 0.9], [0.8, 0.4, 0.1]]
+    for target, before in ((0.8, given), (0.1, given), (0.3, other)):
+        Wq = [row[:] for row in before]
         changed = steer(Wq, target)
         expect(Wq == before, "You changed the Wq that you were given; copy it first.")
         check_one_change(before, changed)
         hello, world = attention(X, changed, Wk, Wk).weights
-        old = attention(X, before, Wk, Wk).weights[1]
+        steps = attention(X, before, Wk, Wk)
         expect(
-            same(world, old),
+            same(world, steps.weights[1]),
             "The weights of World moved too: you changed row 1 or 3 of Wq, which "
             "World uses. Hello uses rows 0 and 2.",
         )
-        explain_weight(hello[1], target)
+        apart = steps.scores[0][1] - steps.scores[0][0]
+        explain_weight(hello[1], target, apart, ours=before is given)
 
 
 def check_one_change(before: list[list[float]], after: list[list[float]]) -> None:
@@ -82,8 +84,15 @@ def check_one_change(before: list[list[float]], after: list[list[float]]) -> Non
     expect(count == 1, f"You changed {count} numbers of Wq; exactly one may change.")
 
 
-def explain_weight(got: float, target: float) -> None:
-    """Right, or else one of the usual reasons for a wrong weight."""
+def explain_weight(got: float, target: float, apart: float, ours: bool) -> None:
+    """Right, or else one of the usual reasons for a wrong weight.
+
+    Args:
+        got: the weight that Hello gives World.
+        target: the weight it should give.
+        apart: how far apart the two scores were before.
+        ours: whether Wq is the chapter's.
+    """
     expect(0 < got < 1, f"Hello gives World the weight {got}: too far.")
     gap = -sqrt(3) * log(1 / got - 1)  # between the two scores
     odds = log(target / (1 - target))
@@ -103,12 +112,19 @@ def explain_weight(got: float, target: float) -> None:
         "apart.",
     )
     expect(
-        abs(gap - sqrt(3) * odds - 0.18) > near,
-        "You forgot that the scores are already 0.18 apart: take that off first.",
+        abs(gap - sqrt(3) * odds - apart) > near,
+        f"You forgot that the scores are already {apart:.2f} apart: take that off "
+        "first.",
     )
     expect(
         abs(got - (1 - target)) > near,
         "The two words are mixed up: it is World that has to get the target.",
+    )
+    expect(
+        ours or abs(got - target) <= near,
+        "With the Wq of this chapter your answer is right, with another it is not: "
+        "work out from Wq how far apart the scores of Hello are. Its query is the sum "
+        "of rows 0 and 2.",
     )
     expect(
         abs(got - target) <= near,

@@ -89,3 +89,9 @@ def check_error_rate(error_rate_of):
         error_rate_of(set(sure), set(sure), set(possible)) == 0,
         "Exactly the sure links make an error rate of 0.",
     )
+    got = error_rate_of({(0, 0), (3, 3), (4, 4)}, set(sure), set(possible))
+    expect(
+        abs(got - 0.6) < 1e-6,
+        "Of 3 links found 1 is sure and the others are not even possible; 2 are sure "
+        f"in all: 1 - (1 + 1) / (3 + 2) = 0.6, not {got:.3f}.",
+    )

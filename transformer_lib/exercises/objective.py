@@ -112,6 +112,16 @@ def check_cross_entropy(cross_entropy):
         same(cross_entropy(logits, target, 2), other),
         "With another pad_id (2) your loss is wrong: compare with pad_id, not with 0.",
     )
+    alone = F.cross_entropy(logits[0], target[0], ignore_index=0)
+    try:
+        got = cross_entropy(logits[:1], target[:1], 0)
+    except (IndexError, RuntimeError):
+        got = float("nan")
+    expect(
+        same(got, alone),
+        "With a single sentence your loss is wrong: squeeze() drops every axis of size "
+        "1, the batch's too. Name the one you mean: squeeze(-1).",
+    )
 
 # %% ../../notebooks/10_objective.ipynb #c5e2ed71
 @exercise_check("Your loss equals torch's label smoothing, with the padding left out.")

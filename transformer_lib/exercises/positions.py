@@ -60,7 +60,7 @@ def wrong_tables(length: int, d_model: int) -> dict[str, torch.Tensor]:
 @exercise_check("Your table is the paper's, to four decimals, at all widths tried.")
 def check_positions(positions):
     """The table of several sizes, and the usual wrong ones."""
-    for length, d_model in ((12, 8), (5, 16), (40, 6)):
+    for length, d_model in ((12, 8), (5, 16), (400, 6)):
         got = as_matrix(positions(length, d_model), (length, d_model))
         for message, table in wrong_tables(length, d_model).items():
             expect(not close(got, table), message)
@@ -77,7 +77,7 @@ def check_positions(positions):
 @exercise_check("One matrix for each k, and it shifts every position by k.")
 def check_rotation(rotation):
     """The rotation on many positions, and the usual wrong ones."""
-    for k, d_model in ((1, 4), (3, 8), (-2, 6)):
+    for k, d_model in ((1, 4), (3, 8), (-2, 6), (300, 6)):
         got = as_matrix(rotation(k, d_model), (d_model, d_model))
         right = position_rotation(k, d_model)
         order = [*range(0, d_model, 2), *range(1, d_model, 2)]
@@ -97,7 +97,7 @@ def check_rotation(rotation):
             "All your blocks turn by the same angle. Pair i turns by "
             "k / 10000 ** (2 * i / d_model).",
         )
-        table = sinusoidal_positions(60, d_model).double()
+        table = sinusoidal_positions(50 + max(k, 10), d_model).double()
         moved = table[10:50] @ got.T
         error = (moved - table[10 + k : 50 + k]).abs().max()
         expect(

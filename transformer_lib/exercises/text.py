@@ -126,7 +126,7 @@ def longest(word, merges) -> list:
 def check_cut(cut):
     """Check the replay of merges."""
     merges = [("b", "c"), ("a", "b"), ("bc", "d"), ("e", "bcd"), ("a", "bcd")]
-    words = ["bcbc", "xbcd", "abce", "abab", "abcdebcd", "abcx"]
+    words = ["bcbc", "xbcd", "abce", "abab", "abcdebcd", "abcx", "cxb"]
 
     def everywhere(how):
         return [how(word, merges) for word in words]
@@ -183,7 +183,7 @@ def check_spell(spell):
 @exercise_check("An honest number: the vocabulary has not seen the test set.")
 def check_unknown_share(unknown_share):
     """Check the share of unknown running words."""
-    train, test = ["a b c", "a d", "f a"], ["a x a x", "b y", "x c a"]
+    train, test = ["an b c", "an d", "f an"], ["an x an x", "b y", "x c an"]
     known, words = {w for s in train for w in s.split()}, " ".join(test).split()
     entries = set(words)
     got = unknown_share(list(train), list(test))
@@ -200,6 +200,13 @@ def check_unknown_share(unknown_share):
         "This is percent; a share goes from 0 to 1.": 100 * right,
         "You divide by the size of the vocabulary; divide by the number of words in "
         "the test text.": right * len(words) / len(known),
+        "You took characters for words: cut both texts with split().": sum(
+            c not in set("".join(train)) for c in "".join(test)
+        ) / len("".join(test)),
+        "The training text was taken character by character, the test text word by "
+        "word: cut both with split().": sum(
+            w not in set("".join(train)) for w in words
+        ) / len(words),
         "Training and test text are the wrong way round.": sum(
             w not in entries for s in train for w in s.split()
         ) / len(" ".join(train).split()),

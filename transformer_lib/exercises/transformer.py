@@ -86,6 +86,12 @@ def check_embed(embed):
         torch.allclose(got, words * root + place, atol=1e-5),
         "The numbers are not table[ids] * sqrt(d_model) + positions[:T].",
     )
+    expect(
+        torch.equal(embed(ids[:3], table, places), got[:3]),
+        "Three sentences of five words come out otherwise than the first three of "
+        "five: the number of positions is that of words, ids.shape[1], not that of "
+        "sentences.",
+    )
 
 # %% ../../notebooks/07_transformer.ipynb #d14c2525
 def check_one_mask(got, wanted, name: str, usual: dict) -> None:
