@@ -2,9 +2,11 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
+from figures import check_figure, said, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from transformer_lib.decoding import (
     CachedSteps,
     FullSteps,
     Hypothesis,
+    beam_figure,
     beam_search,
     best_tokens,
     force_score,
@@ -21,6 +24,7 @@ from transformer_lib.decoding import (
     length_penalty,
     output_limits,
     search,
+    trace_beam,
 )
 from transformer_lib.exercises.decoding import (
     check_best_index,
@@ -447,6 +451,134 @@ def test_stopping_early_misses_nothing(few, alpha, beam_size, n_best, limit):
         assert [h.ids for h in hypotheses] == [ids for _, ids in wanted]
         for h, (score, _) in zip(hypotheses, wanted, strict=True):
             assert h.score == pytest.approx(score, abs=1e-5)
+
+
+# --- the tree -------------------------------------------------------------------------
+
+
+def ids_of(tree, t, i):
+    """The tokens on the way to a candidate."""
+    found = []
+    while t:
+        found.append(tree[t][i].token)
+        t, i = t - 1, tree[t][i].parent
+    return found[::-1]
+
+
+def finished(tree):
+    """(score, log-probability, ids) of each finished candidate, best first."""
+    ends = [
+        (c.score, c.log_prob, ids_of(tree, t, i)[:-1])
+        for t, level in enumerate(tree)
+        for i, c in enumerate(level)
+        if c.fate == "finished"
+    ]
+    return sorted(ends, key=lambda end: -end[0])
+
+
+@FEW
+@given(rows, st.integers(1, 4), st.sampled_from([0.0, 0.6, 1.5]))
+def test_tree_is_that_of_the_search(model, row, beam_size, alpha):
+    """What stayed in the beam, what won, and the probabilities of whole sentences."""
+    src_ids = torch.tensor([[*row, EOS]])
+    tree = trace_beam(model, src_ids, beam_size, alpha, max_extra=4)
+    ((best,),) = beam_search(model, src_ids, beam_size, alpha, max_extra=4)
+    ends = finished(tree)
+    assert ends[0][2] == best.ids
+    assert ends[0][:2] == pytest.approx((best.score, best.log_prob), abs=1e-4)
+    wanted = force_score(model, src_ids.expand(len(ends), -1), [end[2] for end in ends])
+    assert [end[1] for end in ends] == pytest.approx(wanted, abs=1e-3)
+    for t, level in enumerate(tree[1:], start=1):
+        alive = [c for c in level if c.fate == "alive"]
+        assert len(alive) <= beam_size and level == sorted(
+            level, key=lambda c: -c.log_prob
+        )
+        for c in level:
+            assert tree[t - 1][c.parent].fate == "alive"
+            assert c.log_prob <= tree[t - 1][c.parent].log_prob + 1e-9
+            penalty = ((5 + t) / 6) ** alpha
+            assert c.score == pytest.approx(c.log_prob / penalty)
+            assert (c.token == EOS) or c.fate != "finished"
+
+
+def test_tree_is_for_one_sentence(model):
+    with pytest.raises(ValueError, match="src_ids has 2 sentences"):
+        trace_beam(model, torch.tensor([[5, EOS], [6, EOS]]))
+
+
+@pytest.fixture(scope="module")
+def beam_view(trained):
+    model, tokenizer = trained
+    src_ids = torch.tensor([tokenizer.encode("The train was late again.") + [EOS]])
+    trees = {size: trace_beam(model, src_ids, size) for size in (1, 2, 3, 4)}
+    return trees, beam_figure(trees, tokenizer.processor.id_to_piece), tokenizer
+
+
+def test_beam_figure_grows(browser, beam_view, tmp_path):
+    """Back, next, slider, beam size; each node says its two numbers and its fate."""
+    trees, figure, tokenizer = beam_view
+    check_figure(browser, tmp_path, figure)
+    told = {"alive": "stays in the beam", "finished": "is finished",
+            "hopeless": "could not win", "cut": "not among the best"}  # fmt: skip
+    with shown(browser, tmp_path, figure, width=1100) as page:
+        back, forth = (page.get_by_role("button", name=n) for n in ("back", "next"))
+
+        def check(size, step):
+            tree = trees[size]
+            nodes = page.locator("svg g").evaluate_all(
+                "all => all.map(g => [g.getAttribute('class'), g.dataset.say])"
+            )
+            wanted = [(t, i, c) for t, level in enumerate(tree[: step + 1])
+                      for i, c in enumerate(level)]  # fmt: skip
+            assert len(nodes) == len(wanted)
+            lines = page.locator("svg path").count()
+            assert lines == len(nodes) - 1  # a tree
+            on = {
+                (t, i)
+                for t, i, c in wanted
+                if c.fate == "finished" or (c.fate == "alive" and t == step)
+            }
+            for t, i in list(on):
+                while t:
+                    t, i = t - 1, tree[t][i].parent
+                    on.add((t, i))
+            for (kind, say), (t, i, c) in zip(nodes, wanted, strict=True):
+                assert ("pale" in kind.split()) == ((t, i) not in on)
+                assert ("finished" in kind.split()) == (c.fate == "finished")
+                if t:
+                    numbers = [float(x) for x in re.findall(r"-?\d+\.\d\d", say)]
+                    assert numbers == pytest.approx([c.log_prob, c.score], abs=6e-3)
+                    assert told[c.fate] in say and f"for {t} token" in say
+                    assert ("end symbol" in say) == (c.token == EOS)
+                    said_text = re.match("“(.*)”", say)[1]
+                    ids = [token for token in ids_of(tree, t, i) if token != EOS]
+                    pieces = "".join(tokenizer.processor.id_to_piece(x) for x in ids)
+                    assert said_text == pieces.replace("▁", " ").strip()
+
+        check(4, 3)
+        forth.click()
+        check(4, 4)
+        back.focus()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Enter")
+        check(4, 2)
+        slider = page.get_by_role("slider", name="step")
+        slider.focus()
+        page.keyboard.press("End")
+        last = len(trees[4]) - 1
+        check(4, last)
+        assert forth.is_disabled() and not back.is_disabled()
+        best = tokenizer.decode(finished(trees[4])[0][2])
+        assert f"the winner is “{best}”" in said(page)
+        winners = page.locator("svg g.wins").count()
+        assert winners == len(finished(trees[4])[0][2]) + 2  # start and end symbol
+        page.get_by_role("button", name="beam size 1").click()
+        check(1, len(trees[1]) - 1)
+        assert all(sum(c.fate == "alive" for c in level) <= 1 for level in trees[1])
+        page.keyboard.press("Tab")
+        slider.focus()
+        page.keyboard.press("Home")
+        assert back.is_disabled() and "Nothing is written yet" in said(page)
 
 
 # --- exercises ------------------------------------------------------------------------

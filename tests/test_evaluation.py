@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
+from figures import check_figure, said, shown
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sacrebleu.significance import PairedTest
@@ -23,6 +24,8 @@ from transformer_lib.evaluation import (
     chrf,
     chrf_counts,
     chrf_from_counts,
+    counted_ngrams,
+    ngram_figure,
     one_line,
     paired_bootstrap,
     perplexity,
@@ -225,6 +228,56 @@ def test_tokenized_bleu_is_sacrebleu_on_moses_tokens():
         assert again == got
         assert "tok:moses-de" in got.signature and "smooth:none" in got.signature
     assert "&quot;" in split[1][-1] and "z. B." in plain[1][-1]
+
+
+# --- the figure of n-grams ------------------------------------------------------------
+
+
+@given(sentences, sentences, st.integers(1, 4))
+def test_counted_ngrams_are_sacrebleu_s(hypothesis, reference, n):
+    from sacrebleu.metrics.helpers import extract_all_word_ngrams
+
+    got = counted_ngrams(hypothesis, reference, n)
+    text = " ".join(hypothesis), " ".join(reference)
+    said_grams, meant = (extract_all_word_ngrams(t, n, n)[0] for t in text)
+    assert sum(counts for _, counts, _, _ in got) == (said_grams & meant).total()
+    for gram, _, in_hypothesis, in_reference in got:
+        key = tuple(gram.split())
+        assert (in_hypothesis, in_reference) == (said_grams[key], meant[key])
+
+
+def test_ngram_figure_answers(browser, tmp_path):
+    reference = "Der Hund sieht die Katze .".split()
+    pairs = {
+        "one wrong word": ("Der Hund sieht eine Katze .".split(), reference),
+        "shuffled": ("Katze die sieht Hund Der .".split(), reference),
+        "babble": ("die die die die die die".split(), reference),
+    }
+    figure = ngram_figure(pairs)
+    marks = [(".grams li", "borderTopColor"), (".alone", "borderBottomColor")]
+    check_figure(browser, tmp_path, figure, marks)
+    with shown(browser, tmp_path, figure) as page:
+        for name, (hypothesis, _) in pairs.items():
+            page.get_by_role("button", name=name).click()
+            judge = sacrebleu.BLEU(tokenize="none", smooth_method="none")
+            score = judge.corpus_score([" ".join(hypothesis)], [[" ".join(reference)]])
+            for n in range(1, 5):
+                page.get_by_role("button", name=f"n = {n}").focus()
+                page.keyboard.press("Enter")
+                hits, total = score.counts[n - 1], score.totals[n - 1]
+                assert page.locator(".grams .counts").count() == hits
+                assert page.locator(".grams li").count() == total
+                words = f"{hits} of {total} {n}-grams of the hypothesis count"
+                share = f"precision {100 * hits / total:.1f}%"
+                assert said(page).startswith(f"{words}: {share}")
+                assert f"BLEU of this pair alone: {score.score:.2f}" in said(page)
+        page.get_by_role("button", name="n = 1").click()
+        chips = page.locator(".grams li")
+        chips.nth(0).focus()
+        counts = "6 in the hypothesis, 1 in the reference. It counts."
+        assert said(page) == f"“die”: {counts}"
+        page.keyboard.press("ArrowRight")
+        assert "clipped" in said(page)
 
 
 # --- how sure ------------------------------------------------------------------------

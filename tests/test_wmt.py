@@ -16,8 +16,10 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from figures import check_figure, said, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -580,6 +582,49 @@ def test_records_say_what_was_measured():
     assert cost["quick"] is False and cost["vocab_size"] == 37_000
     for name, more in cost["five_times"].items():
         assert more["peak_mb"] < 1.2 * cost["stages"][name]["peak_mb"] + 5
+
+
+# --- Table 2 as a figure --------------------------------------------------------------
+
+
+def test_cost_figure_shows_table_2(browser, tmp_path):
+    """Marks where the numbers say, each with its name, numbers and source in words."""
+    figure = wmt.cost_figure()
+    marks = [(".one circle", "fill"), (".ensemble rect", "fill"), (".own path", "fill")]
+    check_figure(browser, tmp_path, figure, marks)
+    cited = {"GNMT + RL": "Wu et al. 2016", "ConvS2S": "Gehring et al. 2017",
+             "MoE": "Shazeer et al. 2017", "Deep-Att + PosUnk": "Zhou et al. 2016",
+             "Transformer base": "the paper's own",
+             "Transformer big": "the paper's own"}  # fmt: skip
+    with shown(browser, tmp_path, figure, width=800) as page:
+        for pair, name in (("en-de", "English-German"), ("en-fr", "English-French")):
+            page.get_by_role("button", name=name).focus()
+            page.keyboard.press("Enter")
+            rows = [r for r in wmt.TABLE_2 if r.bleu[pair] and r.cost[pair]]
+            points = page.locator("svg [data-say]")
+            spoken = points.evaluate_all("all => all.map(p => p.dataset.say)")
+            boxes = points.evaluate_all(
+                "all => all.map(p => p.firstElementChild.getBoundingClientRect())"
+                ".map(b => [b.x + b.width / 2, b.y + b.height / 2])"
+            )
+            assert len(spoken) == len(rows)
+            for say, row in zip(spoken, rows, strict=True):
+                assert say.startswith(f"{row.model}, {name}: BLEU {row.bleu[pair]:g}, ")
+                digits, power = f"{row.cost[pair]:.1e}".split("e+")
+                assert f"training cost {digits} × 10^{power} floating" in say
+                assert ("ensemble of eight" in say) == row.ensemble
+                source = cited[row.model.removesuffix(" ensemble")]
+                assert f"Table 2 ({source})" in say
+            # Places are straight lines of the logarithm of the cost, and of BLEU.
+            costs = [math.log10(row.cost[pair]) for row in rows]
+            for values, axis in ((costs, 0), ([row.bleu[pair] for row in rows], 1)):
+                at = [box[axis] for box in boxes]
+                slope, start = np.polyfit(values, at, 1)
+                assert np.allclose(np.polyval((slope, start), values), at, atol=1.5)
+                assert slope > 0 if axis == 0 else slope < 0
+        page.get_by_role("button", name="English-German").click()
+        assert "the highest BLEU is 28.4, of Transformer big" in said(page)
+        assert "Without a cost in the table: ByteNet (23.75)" in said(page)
 
 
 # --- exercises ------------------------------------------------------------------------
