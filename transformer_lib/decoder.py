@@ -168,8 +168,8 @@ def masks_figure(words: list[str], seed: int = 0) -> InteractiveFigure:
         "Causal mask and padding mask", {"words": words, "weights": weights}, controls,
         MASKS_PICTURE, fig,
         f"Attention weights, {n} by {n}, for {real} words and two padded places. With "
-        "the padding mask the last two columns are empty; with the causal mask too, "
-        "only the lower triangle of the other columns is filled.", MASKS_STYLE,
+        "the padding mask the last two columns are zero; with the causal mask too, "
+        "everything above the diagonal is zero as well.", MASKS_STYLE,
     )  # fmt: skip
 
 # %% ../notebooks/06_decoder.ipynb #f9b56035

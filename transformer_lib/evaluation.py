@@ -229,7 +229,8 @@ def ngram_figure(
         ax.bar(range(1, 5), total, color="0.85", label="in the hypothesis")
         ax.bar(range(1, 5), found, width=0.5, label="count")
         ax.set(title=name, xlabel="n", ylabel="n-grams", xticks=range(1, 5))
-    axes[0][0].legend()
+    names = axes[0][0].get_legend_handles_labels()
+    fig.legend(*names, loc="outside lower center", ncols=2)
     said = "; ".join(
         f"{name}: " + ", ".join(f"{a} of {b} {n}-grams" for n, a, b in
                                 zip(range(1, 5), found, total, strict=True))
