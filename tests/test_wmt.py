@@ -611,7 +611,8 @@ def test_cost_figure_shows_table_2(browser, tmp_path):
             for say, row in zip(spoken, rows, strict=True):
                 assert say.startswith(f"{row.model}, {name}: BLEU {row.bleu[pair]:g}, ")
                 digits, power = f"{row.cost[pair]:.1e}".split("e+")
-                assert f"training cost {digits} × 10^{power} floating" in say
+                power = power.translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+                assert f"training cost {digits} × 10{power} floating" in say
                 assert ("ensemble of eight" in say) == row.ensemble
                 source = cited[row.model.removesuffix(" ensemble")]
                 assert f"Table 2 ({source})" in say

@@ -350,7 +350,7 @@ html[data-theme=dark] .bd-content div.cell_output .text_html.text_html:has(
   > .interactive-figure) { background: transparent; color: inherit; padding: 0; }
 .interactive-figure fieldset { border: 0; margin: 0 0 .4rem; padding: 0; min-width: 0;
   display: flex; flex-wrap: wrap; gap: .3rem; align-items: center; }
-.interactive-figure legend { float: left; font-size: .9em; margin: 0; width: 6.4rem;
+.interactive-figure legend { float: left; font-size: .9em; margin: 0; width: 7.4rem;
   padding: 0 .4rem 0 0; }
 .interactive-figure button { font: inherit; color: inherit; background: transparent;
   border: 1px solid color-mix(in srgb, currentColor 55%, transparent); margin: 0;
@@ -621,7 +621,8 @@ const bars = weights.map((w, i) => {
   const say = `Key ${i + 1}: its score ${scores[i]}, divided by ${divisor}, is `
     + `${(scores[i] / divisor).toFixed(2)}; its weight is ${w.toFixed(3)}.`;
   return `<li data-say="${say}"><span class="room"><span class="weight" style="height:`
-    + `${100 * w}%"></span></span><b>${w.toFixed(2)}</b><span>${scores[i]}</span></li>`;
+    + `${100 * w}%"></span></span><b>${w.toFixed(2).replace(/^0/, "")}</b>`
+    + `<span>${scores[i]}</span></li>`;
 });
 const meter = (label, share, value) => `<div class="meter"><span>${label}</span>`
   + `<span class="rail"><span style="width:${100 * share}%"></span></span>`
@@ -651,7 +652,7 @@ SOFTMAX_STYLE = """
 .interactive-figure .weight { width: 100%; background: var(--blue); }
 .interactive-figure p.rows { min-height: 0; font-size: .85em; }
 .interactive-figure .meter { display: grid; gap: .6rem; align-items: center;
-  grid-template-columns: 10rem 1fr 8rem; font-size: .9em; }
+  grid-template-columns: 10rem 1fr 9.5rem; font-size: .9em; }
 .interactive-figure .rail { height: .9rem; border: 1px solid var(--pale); }
 .interactive-figure .rail span { display: block; height: 100%;
   background: var(--orange); }

@@ -183,18 +183,17 @@ const words = pair.hypothesis.map((word, i) => hit.has(i)
   ? `<b>${tools.safe(word)}</b>` : `<span class="alone">${tools.safe(word)}</span>`);
 const share = grams.length ? `${(100 * found / grams.length).toFixed(1)}%` : "none";
 return {
-  html: `<dl class="sides"><dt>hypothesis</dt><dd>${words.join(" ")}</dd><dt>reference`
-    + `</dt><dd>${pair.reference.map(tools.safe).join(" ")}</dd></dl>`
+  html: `<div class="sides"><span>hypothesis</span><span>${words.join(" ")}</span>`
+    + `<span>reference</span><span>${pair.reference.map(tools.safe).join(" ")}</span>`
+    + `</div>`
     + `<ul class="grams">${parts.join("")}</ul>`,
   words: `${found} of ${grams.length} ${n}-grams of the hypothesis count: precision `
     + `${share}. BLEU of this pair alone: ${pair.bleu.toFixed(2)}.`,
 };
 """
 NGRAM_STYLE = """
-.interactive-figure .sides { display: grid; grid-template-columns: auto 1fr; margin: 0;
+.interactive-figure .sides { display: grid; grid-template-columns: auto 1fr;
   gap: .2rem .8rem; }
-.interactive-figure .sides dd, .interactive-figure .sides dt { margin: 0;
-  font-weight: 400; }
 .interactive-figure .sides b { border-bottom: 3px solid var(--blue); }
 .interactive-figure .alone { border-bottom: 3px dotted var(--orange); }
 .interactive-figure .grams { display: flex; flex-wrap: wrap; gap: .4rem; padding: 0;

@@ -678,7 +678,7 @@ for (let b = low; b <= high; b++)
     + `text-anchor="end">${b}</text>`;
 const spell = c => {
   const [digits, n] = c.toExponential(1).split("e+");
-  return `${digits} × 10^${n}`;
+  return `${digits} × 10${[...n].map(d => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d]).join("")}`;
 };
 const mark = (r, size) => {
   const [a, b] = [x(r.cost), y(r.bleu)];
@@ -711,14 +711,13 @@ return {
 };
 """
 COST_STYLE = """
-.interactive-figure .costs { width: 100%; max-width: 34rem; font-size: 12px;
-  display: block; fill: currentColor; }
+.interactive-figure .costs { width: 100%; min-width: 27rem; max-width: 34rem;
+  font-size: 12px; display: block; fill: currentColor; }
 .interactive-figure .costs > path { stroke: var(--line); stroke-width: .7; }
 .interactive-figure .one circle, .interactive-figure .ensemble rect {
   fill: var(--blue); }
 .interactive-figure .own path { fill: var(--orange); }
 .interactive-figure .own text { font-weight: 700; }
-@media (max-width: 30rem) { .interactive-figure .costs { font-size: 15px; } }
 """
 
 # %% ../notebooks/15_wmt.ipynb #acad7204
