@@ -6,11 +6,13 @@ RUN is the folder of the run. The record goes to evidence/craft-parsing.json, th
 weights in 16 bits to transformer_lib/pretrained/craft-parsing. A second call with more
 seconds goes on where the first one stopped. With --every 10, each tenth sentence of the
 test split is scored; all of them with --every 1. Of the best weights and the mean of
-the last ones, those are taken that do better on a few development sentences.
+the last ones, those are taken that do better on a few development sentences. What the
+record said of the same run when it was shorter, stays in it as "earlier".
 """
 
 import argparse
 import dataclasses
+import json
 import math
 import time
 from pathlib import Path
@@ -35,6 +37,19 @@ def timed(model, tokenizer, trees, max_length, **search) -> dict:
     start = time.perf_counter()
     scores = evaluate_parser(model, tokenizer, trees, max_length, **search)
     return scores | {"seconds": time.perf_counter() - start}
+
+
+def earlier(path: Path, run) -> list[dict]:
+    """What a record says of the same run with fewer updates: updates, F1, mended."""
+    if not path.exists():
+        return []
+    old = json.loads(path.read_text("utf-8"))
+    if old["environment"] != run.environment or old["updates"] >= run.progress.step:
+        return []  # another run, or the same state of it
+    scores = old["scores"]["all"]
+    mended = sum(scores["faults"].values()) / scores["sentences"]
+    now = {"updates": old["updates"], "f1": scores["f1"], "mended": mended}
+    return [*old.get("earlier", []), now]
 
 
 def main() -> None:
@@ -70,7 +85,9 @@ def main() -> None:
     scores = timed(model, tokenizer, bank.trees[:: given.every], longest,
                    beam_size=given.beam, show=True, **search)  # fmt: skip
     seconds = scores.pop("seconds")
+    path = ROOT / "evidence" / f"{recipe.name}.json"
     record = {
+        "earlier": earlier(path, run),
         "command": "python book/_tools/parsing.py RUN", "chosen_by_f1": chosen,
         "recipe": dataclasses.asdict(run.recipe),
         "parameters": model.config.num_parameters(),
@@ -81,7 +98,7 @@ def main() -> None:
         "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every},
         "scores": scores, "beams": beams,
     }  # fmt: skip
-    write_json(ROOT / "evidence" / f"{recipe.name}.json", record)
+    write_json(path, record)
     folder = ROOT / "transformer_lib" / "pretrained" / recipe.name
     short = {"updates": run.progress.step, "test_f1": scores["all"]["f1"]}
     save_pretrained(run, folder, record=run.record | short)
