@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 
 import pytest
 from answers import NOTEBOOKS, all_exercises, cells_of, run_check, text_of
@@ -49,6 +50,26 @@ def test_stub_fails_kindly(path, exercise):
     assert repr(verdict).startswith("Not yet: ")
     assert len(verdict.message) > 20
     assert "..." in verdict.message or "return" in verdict.message, verdict.message
+
+
+CHAPTERS = [path for path in NOTEBOOKS if int(path.name[:2]) < 90]
+FOLDED = re.compile(r"<details><summary>(.+?)</summary>\n\n(.+?)\n\n</details>", re.S)
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_questions_have_folded_answers(path):
+    """Three to five, each with something under the fold."""
+    texts = [text_of(c) for c in cells_of(path) if c["cell_type"] == "markdown"]
+    _, *after = "\n\n".join(texts).split("\n## Questions\n")
+    assert len(after) == 1, f"{path.name} has no section `## Questions`"
+    section = re.split(r"^## ", after[0], flags=re.M)[0]
+    folds = FOLDED.findall(section)
+    assert section.count("<details>") == len(folds)
+    assert 3 <= len(folds) <= 5
+    asked = [head for head, _ in folds if head != "Answer"]
+    asked += re.findall(r"^\*\*\d\.\*\* (.+?)\n\n<details>", section, re.M | re.S)
+    assert len(asked) == len(folds) and all("?" in question for question in asked)
+    assert all(len(answer.split()) >= 15 for _, answer in folds)
 
 
 # --- the tool itself -----------------------------------------------------------------
