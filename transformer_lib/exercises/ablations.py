@@ -70,3 +70,19 @@ def check_clear(is_clear):
         "Means 5.0 and 5.6, standard error 0.33: 0.6 is less than twice that. The "
         "variance is the sample's, divided by n - 1.",
     )
+    steady, wild = [5.0, 5.1, 4.9], [0.8, 0.0, -0.8]
+    for gap, clear in (1.0, True), (0.8, False):
+        expect(
+            is_clear(steady, [5 + gap + x for x in wild]) is clear,
+            "One setting spreads by 0.1, the other by 0.8, three runs each: the "
+            f"standard error is 0.47, so {gap} is {'' if clear else 'not '}clear. Each "
+            "setting has a variance of its own.",
+        )
+    few, many = [5.0, 5.4, 4.6], [0.4, 0.0, -0.4] * 4
+    for gap, clear in (0.55, True), (0.4, False):
+        expect(
+            is_clear(few, [5 + gap + x for x in many]) is clear,
+            "Three runs against twelve, spread by about 0.4: the standard error is "
+            f"0.25, so {gap} is {'' if clear else 'not '}clear. Each variance is "
+            "divided by the number of its own runs, and twice the error is the limit.",
+        )

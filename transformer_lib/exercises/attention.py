@@ -177,8 +177,8 @@ def check_masked_softmax(masked_softmax):
 def check_softmax_backward(softmax_backward):
     """Check the softmax's gradient against autograd."""
     g = torch.Generator().manual_seed(3)
-    scores = torch.randn(3, 4, generator=g, requires_grad=True)
-    grad = torch.randn(3, 4, generator=g)
+    scores = torch.randn(2, 3, 4, generator=g, requires_grad=True)
+    grad = torch.randn(2, 3, 4, generator=g)
     w = scores.softmax(-1)
     w.backward(grad)
     w, right = w.detach(), scores.grad

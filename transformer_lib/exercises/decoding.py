@@ -109,6 +109,12 @@ def check_best_index(best_index):
         best_index(log_probs, lengths, 0.0) == 0,
         "With alpha 0 there is no penalty: the most probable one wins.",
     )
+    near = [best_index([p, -1.0], [1, 10], 1.0) for p in (-0.38, -0.42)]
+    expect(
+        near == [0, 1],
+        "With alpha 1, -1.0 for 10 tokens scores -1.0 / (15 / 6) = -0.4: better than "
+        "-0.42 for 1 token, not as good as -0.38. The penalty adds 5 to the length.",
+    )
 
 
 @exercise_check("Each beam has the past that it continues.")

@@ -128,4 +128,8 @@ def check_f_score(f_score):
     )
     expect(is_close(got, want), f"For 0.8 and 0.4: {want:.4f}, not {got:.4f}.")
     expect(is_close(f_score(0.6, 0.3, 1.0), 0.4), "With beta 1: the harmonic mean.")
+    expect(
+        is_close(f_score(0.5, 0.5), 0.5),
+        "Precision and recall of 0.5 have the mean 0.5, whatever beta weighs.",
+    )
     expect(f_score(0.0, 0.0) == 0, "Both 0: the score is 0.")

@@ -44,7 +44,8 @@ def check_cost(cost_of):
 @exercise_check("As few batches as fit, in a number that the GPUs can share.")
 def check_share_out(share_out):
     """Whether 25,000 tokens are divided as a recipe needs it."""
-    for room, gpus in (3125, 1), (4096, 8), (4096, 3), (30_000, 1), (9000, 2):
+    cases = (3125, 1), (4096, 8), (4096, 3), (30_000, 1), (9000, 2), (24_999, 1)
+    for room, gpus in cases:
         got = share_out(room, gpus)
         case = f"room={room:,}, gpus={gpus}"
         expect(
