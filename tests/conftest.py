@@ -39,6 +39,10 @@ def browser(request):
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
+    def translate_path(self, path):
+        # The page for addresses that lead nowhere knows where the book will be.
+        return super().translate_path(path.removeprefix("/literate-transformer"))
+
     def log_message(self, *args):
         pass
 

@@ -1,12 +1,17 @@
-"""Every page in a browser: wide and narrow, light and dark.
+"""Every page in a browser: wide and narrow, light and dark; each is opened once.
 
-The theme changes colors only, so the wide page is measured in the light one.
+Held are: what it loads (from the book alone, and how much), formulas typeset, nothing
+wider than the window, and WCAG 2.2, A and AA, by axe-core. axe comes from npm by
+book/_web's lock, for this test only: no page serves it.
 """
 
+import gzip
+import warnings
+from functools import cache
 from pathlib import Path
 
 import pytest
-from built import HTML, documents, need_the_book
+from built import HTML, ROOT, documents, need_the_book
 
 need_the_book()
 
@@ -23,60 +28,171 @@ OVERFLOW = """() => {
   }
   return out.length ? out.slice(0, 5) : ['wider than the window'];
 }"""
-# The contrast of running text against what lies behind it (WCAG's formula).
-CONTRAST = """() => {
-  const rgb = c => { const m = c.match(/[\\d.]+/g).map(Number); return m; };
-  const lum = c => { const f = c.slice(0, 3).map(v => { v /= 255;
-    return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
-    return .2126 * f[0] + .7152 * f[1] + .0722 * f[2]; };
-  const behind = e => { for (; e; e = e.parentElement) {
-    const c = rgb(getComputedStyle(e).backgroundColor);
-    if (c.length < 4 || c[3] > .5) return c; } return [255, 255, 255]; };
-  const bad = [], seen = new Set();
-  for (const e of document.querySelectorAll('article p, article li, article summary, ' +
-      'article td, article th, article h1, article h2, article h3, article pre, ' +
-      'article pre span')) {
-    const kind = [e.parentElement.className, e.tagName, e.className].join(' ');
-    if (seen.has(kind) || !e.textContent.trim()) continue;
-    seen.add(kind);
-    const style = getComputedStyle(e);
-    if (style.visibility === 'hidden' || !e.getClientRects().length) continue;
-    const a = lum(rgb(style.color)), b = lum(behind(e));
-    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-    if (ratio < 4.2) bad.push(e.tagName + '.' + e.className + ' ' +
-      ratio.toFixed(1) + ' ' + e.textContent.trim().slice(0, 30));
-  }
-  return bad.slice(0, 5);
+BROKEN = """() => [...document.images].filter(i => i.complete && !i.naturalWidth
+  && i.loading !== 'lazy').map(i => i.src.slice(0, 80))"""
+
+
+# --- what a page weighs --------------------------------------------------------------
+
+# Bytes over the network with nothing kept from before: the page, and all that it asks
+# for until it stands, pictures further down too. Text is counted as gzip packs it, as
+# every usual host does; pictures and fonts as they are. What only a click loads (Python
+# for live cells) is not counted.
+HEAVIEST = 1_500_000
+PACKED = {".html", ".js", ".mjs", ".css", ".svg", ".json"}
+
+
+@cache
+def transferred(file: Path) -> int:
+    data = file.read_bytes()
+    return len(gzip.compress(data, 6)) if file.suffix in PACKED else len(data)
+
+
+def weight(loaded: set[str], site: str) -> dict[str, int]:
+    """Bytes of each file of the book that was asked for."""
+    names = {url.split("#")[0].split("?")[0] for url in loaded if url.startswith(site)}
+    names = {name.removeprefix(f"{site}/") for name in names}
+    files = [HTML / name.removeprefix("literate-transformer/") for name in names]
+    return {file.name: transferred(file) for file in files}
+
+
+# --- formulas ------------------------------------------------------------------------
+
+MATHJAX = HTML / "_static/mathjax/tex-svg.js"
+FORMULAS = """async () => {
+  await window.MathJax?.startup?.promise;
+  const formulas = [...document.querySelectorAll('span.math, div.math')];
+  const bad = formulas.filter(f => !f.querySelector('mjx-container svg')
+    || f.querySelector('mjx-merror, [data-mml-node="merror"], [fill="red"]'));
+  return bad.map(f => f.textContent.trim().slice(0, 80));
 }"""
 
 
-def problems(window, address):
+# --- WCAG ----------------------------------------------------------------------------
+
+AXE = ROOT / "_build/web/node_modules/axe-core/axe.min.js"
+STANDARD = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+# Not of the standard, and held all the same.
+BEYOND = ["heading-order", "page-has-heading-one", "image-redundant-alt", "tabindex"]
+# What is not ours to mend: (rule, a part of the selector), with the reason.
+EXCEPTED: set[tuple[str, str]] = set()
+
+# Colors of the theme fade: not while they are measured. Of equal pieces of highlighted
+# code only the first is looked at: thousands of others would say the same.
+PREPARE = """() => {
+  const still = document.createElement('style');
+  still.textContent = '* { transition: none !important; animation: none !important; }';
+  document.head.append(still);
+  const seen = new Set();
+  for (const piece of document.querySelectorAll('.highlight pre span')) {
+    if (piece.children.length || piece.id) continue;
+    const kind = `${piece.parentElement.className} ${piece.className}`;
+    if (seen.has(kind)) piece.replaceWith(piece.textContent);
+    else seen.add(kind);
+  }
+}"""
+# The themes differ in colors only, and these not by the width: so colors are looked at
+# once in each theme (and in the narrow page's header), all else at both widths.
+LOOKS = {
+    ("light", 1300): ("all", None),
+    ("dark", 1300): ("colors", None),
+    ("dark", 360): ("colors", "article"),
+    ("light", 360): ("all but colors", None),
+}
+LOOK = """async ([standard, beyond, what, without]) => {
+  const rules = Object.fromEntries(beyond.map(id => [id, { enabled: true }]));
+  rules['color-contrast'] = { enabled: what === 'all' };
+  const context = without ? { exclude: [without] } : document;
+  const options = what === 'colors' ? { runOnly: ['color-contrast'] }
+    : { runOnly: { type: 'tag', values: standard }, rules };
+  const found = await axe.run(context,
+    { ...options, resultTypes: ['violations'], preload: false });
+  return found.violations.flatMap(v => v.nodes.map(n =>
+    [v.id, n.target.join(' '), n.failureSummary.split('\\n')[1].trim()]));
+}"""
+# The theme makes boxes that scroll reachable by the keyboard, 0.3 s after a change.
+SETTLED = "() => new Promise(done => setTimeout(done, 350))"
+
+
+@pytest.fixture(scope="module")
+def axe():
+    """axe-core's script; empty where npm brought none, and it is said."""
+    if AXE.exists():
+        return AXE.read_text("utf-8")
+    words = "No axe-core from npm: pages are NOT held against WCAG."
+    warnings.warn(words, stacklevel=1)
+    return ""
+
+
+def violations(page, theme, width):
+    """What axe finds in the open page."""
+    what, without = LOOKS[theme, width]
+    for rule, where, why in page.evaluate(LOOK, [STANDARD, BEYOND, what, without]):
+        if not any(rule == r and part in where for r, part in EXCEPTED):
+            yield f"{rule}: {where}: {why}"
+
+
+# --- tests ---------------------------------------------------------------------------
+
+
+def problems(window, axe):
+    """All that is wrong with the open page, however it is looked at."""
     page, troubles = window
-    troubles.clear()
+    page.evaluate(PREPARE)
+    if axe:
+        page.evaluate(f"{axe}; 0")
     found = []
-    page.set_viewport_size({"width": 1300, "height": 900})
-    page.goto(address, wait_until="load")
-    for theme, width in (("light", 1300), ("light", 360), ("dark", 360)):
+    for theme, width in LOOKS:
         page.set_viewport_size({"width": width, "height": 900})
-        page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+        page.evaluate("t => { document.documentElement.dataset.theme = t }", theme)
+        if width == 360:
+            page.evaluate(SETTLED)
         where = f"{theme}, {width} px wide"
         found += [f"{where}: sticks out: {what}" for what in page.evaluate(OVERFLOW)]
-        if width == 360:
-            found += [f"{where}: pale: {what}" for what in page.evaluate(CONTRAST)]
-    bare = page.evaluate("[...document.images].filter(i => !i.alt).map(i => i.src)")
-    found += [f"no alt text: {source[:80]}" for source in bare]
-    broken = page.evaluate(
-        "[...document.images].filter(i => i.complete && !i.naturalWidth"
-        " && i.loading !== 'lazy').map(i => i.src)"
+        if axe:
+            found += [f"{where}: {what}" for what in violations(page, theme, width)]
+    found += [f"picture does not load: {source}" for source in page.evaluate(BROKEN)]
+    return troubles + list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("name", [*documents(), "search", "genindex", "404"])
+def test_page(window, site, axe, name):
+    page, troubles = window
+    troubles.clear()
+    loaded = set()
+
+    def note(response):
+        loaded.add(response.url)
+
+    page.on("response", note)
+    page.set_viewport_size({"width": 1300, "height": 900})
+    page.goto(f"{site}/{name}.html", wait_until="load")
+    bad_formulas = page.evaluate(FORMULAS)
+    loaded.update(page.evaluate("[...document.images].map(image => image.src)"))
+    page.remove_listener("response", note)
+    if MATHJAX.exists():
+        assert not bad_formulas, "not typeset"
+    found = problems(window, axe)
+    assert not found, "\n".join(found[:20])
+    if MATHJAX.exists():  # else it comes from elsewhere, and is not counted here
+        weights = weight(loaded, site)
+        heavy = sorted(weights.items(), key=lambda item: -item[1])[:5]
+        assert sum(weights.values()) < HEAVIEST, heavy
+
+
+def test_a_bad_page_is_seen(window, axe):
+    """The looks can fail: each of these is found."""
+    page, _ = window
+    page.set_content(
+        "<html lang=en><title>t</title><main><h1>One</h1><h3>Three</h3>"
+        "<p style='color:#999;background:#fff'>pale</p><button></button>"
+        "<div style='width:2000px'>wide</div><span class=math>x</span>"
     )
-    found += [f"picture does not load: {source[:80]}" for source in broken]
-    return troubles + found
-
-
-@pytest.mark.parametrize("name", [*documents(), "search", "genindex"])
-def test_page(window, site, name):
-    assert (Path(HTML) / f"{name}.html").exists()
-    assert not problems(window, f"{site}/{name}.html")
+    assert page.evaluate(FORMULAS) == ["x"]
+    found = problems((page, []), axe)
+    assert any("sticks out" in line for line in found)
+    rules = {line.split(": ")[1] for line in found} - {"sticks out"}
+    assert not axe or rules == {"heading-order", "color-contrast", "button-name"}
 
 
 def test_search_finds(window, site):

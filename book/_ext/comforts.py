@@ -13,8 +13,10 @@ from functools import cache
 
 from docutils import nodes
 from literate import is_chapter, number_of
+from sphinx import addnodes
 
 GLOSSARY, NOTATION = "book/glossary", "book/notation"
+UNMARKED = (GLOSSARY, "book/references", "book/api/")
 # A term is not looked for in these: names, formulas, code, links.
 LEAVE = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.math,
          nodes.math_block, nodes.raw, nodes.term)  # fmt: skip
@@ -58,7 +60,13 @@ def definitions(env) -> dict[str, tuple[str, str]]:
     """Term in lower case -> (address in the glossary, its definition)."""
     found = {}
     for item in env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
-        said = next(item.findall(nodes.definition)).astext()
+        said = next(item.findall(nodes.definition)).deepcopy()
+        for cited in list(said.findall(addnodes.pending_xref)):
+            if cited.get("refdomain") == "cite":  # (author year), or Author in the text
+                author = re.match("[a-z]*", cited["reftarget"])[0].capitalize()
+                in_text = cited["reftype"] == "t"
+                cited.parent.replace(cited, nodes.Text(author if in_text else ""))
+        said = re.sub(r"\s+([.,;])", r"\1", said.astext())
         said = re.sub(r"\s*Chapters? [\d, and]+\.\s*$", "", " ".join(said.split()))
         for term in item.findall(nodes.term):
             found[term.astext().strip().lower()] = (term["ids"][0], said)
@@ -67,7 +75,7 @@ def definitions(env) -> dict[str, tuple[str, str]]:
 
 def mark_terms(app, doctree, docname):
     """The first mention of each glossary term on a page is a link that explains."""
-    if docname == GLOSSARY or docname.startswith("book/api/"):
+    if docname.startswith(UNMARKED):
         return
     known = definitions(app.env)
     names = sorted(known, key=len, reverse=True)

@@ -246,6 +246,13 @@ def restore_property(app, what, name, obj, options, lines):
     lines[:] = PLAIN.pop(name, lines)
 
 
+def readable_default(app, what, name, obj, options, signature, returns):
+    """A default made by a function prints as `<factory>`, which Sphinx cannot read."""
+    if signature and "<factory>" in signature:
+        return signature.replace("<factory>", "..."), returns
+    return None
+
+
 # --- scripts ---------------------------------------------------------------
 
 
@@ -285,6 +292,7 @@ def setup(app):
     app.connect("missing-reference", find_by_last_name)
     app.connect("autodoc-process-docstring", keep_property, priority=400)
     app.connect("autodoc-process-docstring", restore_property, priority=600)
+    app.connect("autodoc-process-signature", readable_default)
     app.connect("env-purge-doc", forget)
     app.connect("html-page-context", drop_doubled_scripts, priority=900)
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

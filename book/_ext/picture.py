@@ -1,0 +1,327 @@
+"""Sphinx extension: the whole model in one picture, with numbers of our own model.
+
+The directive `{whole-model}` draws two columns, the encoder and the decoder. Sizes are
+counted from the paper's base model, built without memory for its weights; shapes are
+those of one sentence that goes through it; the translation and its score come from the
+model that ships with the library.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from html import escape
+from inspect import unwrap
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+VOCABULARY = 37_000  # the paper's "about 37000 tokens", section 5.1
+SENTENCE = "The cat is sleeping on the bed."
+REFERENCE = "Die Katze schläft auf dem Bett."
+WIDTH, BOX = 300, 276
+LINES = "<div></div>" * 28  # for the reader's pen
+MIDDLE, GAP = WIDTH / 2, 20
+
+
+# --- numbers -------------------------------------------------------------------------
+
+
+def size(count: int) -> str:
+    """A count in thousands or millions: 1.05 M."""
+    if count >= 10_000_000:
+        return f"{count / 1e6:.1f} M"
+    return f"{count / 1e6:.2f} M" if count >= 100_000 else f"{count:,}"
+
+
+def shapes_of(model, src_ids, tgt_ids) -> dict[str, tuple]:
+    """What each part of a model gives for one sentence, by its name."""
+    shapes = {}
+
+    def note(name):
+        def hook(module, given, result):
+            first = result[0] if isinstance(result, tuple) else result
+            shapes[name] = tuple(first.shape)
+
+        return hook
+
+    hooks = [m.register_forward_hook(note(n)) for n, m in model.named_modules()]
+    shapes["logits"] = tuple(model(src_ids, tgt_ids).shape)
+    for hook in hooks:
+        hook.remove()
+    return shapes
+
+
+def defaults(function) -> dict:
+    """What a function's arguments are if nothing is said (autodoc hides it else)."""
+    function = unwrap(function)
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    given = function.__defaults__ or ()
+    return dict(zip(names[len(names) - len(given) :], given, strict=True))
+
+
+@cache
+def facts() -> dict:
+    """All that the picture says and that is not words."""
+    import torch
+
+    from transformer_lib import decoding, evaluation, objective, training, transformer
+
+    config = transformer.TransformerConfig.base(VOCABULARY)
+    small, tokenizer, _ = training.load_pretrained("tatoeba-en-de")
+    beam = defaults(decoding.beam_search)
+    beam_size, alpha = beam["beam_size"], beam["alpha"]
+    with torch.no_grad():
+        said = evaluation.translate(
+            small, tokenizer, [SENTENCE], beam_size=beam_size, alpha=alpha
+        )[0]
+    with torch.device("meta"):
+        model = transformer.Transformer(config)
+        src = torch.zeros(1, len(tokenizer.encode(SENTENCE)), dtype=torch.int64)
+        tgt = torch.zeros(1, len(tokenizer.encode(said)), dtype=torch.int64)
+    shapes = shapes_of(model.eval(), src, tgt)
+
+    def count(part: str) -> int:
+        return sum(p.numel() for p in model.get_submodule(part).parameters())
+
+    smoothing = defaults(objective.label_smoothed_cross_entropy)["epsilon"]
+    return {
+        "config": config,
+        "pieces": " ".join(tokenizer.pieces(SENTENCE)),
+        "said": said,
+        "bleu": evaluation.sentence_bleu([said], [REFERENCE])[0],
+        "beam": beam_size,
+        "alpha": alpha,
+        "epsilon": smoothing,
+        "warmup": defaults(objective.noam_lr)["warmup"],
+        "src": tuple(src.shape),
+        "tgt": tuple(tgt.shape),
+        "shapes": shapes,
+        "attention": count("encoder.layers.0.self_attention"),
+        "feed_forward": count("encoder.layers.0.feed_forward"),
+        "norm": count("encoder.layers.0.residual_1.norm"),
+        "parts": transformer.count_parts(config),
+        "all": sum(p.numel() for p in model.parameters()),
+    }
+
+
+# --- drawing -------------------------------------------------------------------------
+
+
+class Column:
+    """One column of boxes, drawn from below: y is how high it is so far."""
+
+    def __init__(self, name: str, words: str):
+        self.y, self.parts, self.name, self.words = 12, [], name, words
+
+    def box(self, kind, chapter, title, *lines, height=None, arrow=True):
+        """A box that is a link to the chapter that builds it, and the way into it."""
+        height = height or 25 + 17 * len(lines)
+        top = -self.y - height
+        number = chapter.split("_")[0]
+        rows = "".join(
+            f'<text x="{MIDDLE}" y="{top + 37 + 17 * i}" class="q">'
+            f"{escape(line)}</text>"
+            for i, line in enumerate(lines)
+        )
+        self.parts.append(
+            f'<a href="../notebooks/{chapter}.html">'
+            f'<rect x="{MIDDLE - BOX / 2}" y="{top}" width="{BOX}" height="{height}"'
+            f' rx="8" class="{kind}"/>'
+            f'<text x="{MIDDLE - BOX / 2 + 10}" y="{top + 19}" class="t">'
+            f"{escape(title)}</text> "
+            f'<text x="{MIDDLE + BOX / 2 - 9}" y="{top + 19}" class="n">{number}</text>'
+            f" {rows}</a>"
+        )
+        self.y += height
+        if arrow:
+            self.arrow()
+
+    def arrow(self, words="", length=GAP):
+        y = -self.y
+        self.parts.append(
+            f'<path d="M{MIDDLE} {y}V{y - length + 7}" class="l"/>'
+            f'<path d="M{MIDDLE - 5} {y - length + 8}h10l-5 -8z" class="h"/>'
+        )
+        if words:
+            self.parts.append(
+                f'<text x="{MIDDLE + 10}" y="{y - 8}" class="s">'
+                f"{escape(words)}</text>"
+            )
+        self.y += length
+
+    def frame(self, draw):
+        """A frame round what one layer holds."""
+        bottom = self.y - 11
+        draw()
+        top = self.y - 10
+        self.parts.insert(
+            0,
+            f'<rect x="3" y="{-top}" width="{WIDTH - 6}"'
+            f' height="{top - bottom}" rx="12" class="f"/>',
+        )
+
+    def text(self, words, kind="w"):
+        self.parts.append(
+            f'<text x="{MIDDLE}" y="{-self.y - 6}" class="{kind}">'
+            f"{escape(words)}</text>"
+        )
+        self.y += 20
+
+    def svg(self, height) -> str:
+        return (
+            f'<svg class="whole-model" viewBox="0 {-height} {WIDTH} {height}"'
+            f' role="group" aria-labelledby="{self.name}-title"'
+            f' aria-describedby="{self.name}-words">'
+            f'<title id="{self.name}-title">The {self.name}</title>'
+            f'<desc id="{self.name}-words">{escape(self.words)}</desc>'
+            f"{''.join(self.parts)}</svg>"
+        )
+
+
+def shape(dimensions) -> str:
+    return "(" + ", ".join(f"{n:,}" for n in dimensions) + ")"
+
+
+def embedding(column, known, ids):
+    c = known["config"]
+    table = known["parts"]["embeddings"]
+    column.box(
+        "n", "04_positions", "Embedding and position",
+        f"x = √{c.d_model} · E[id] + PE(place)",
+        f"E: {c.vocab_size:,} × {c.d_model} = {size(table)}, one for all three",
+        arrow=False,
+    )  # fmt: skip
+    column.arrow(shape((*ids, c.d_model)), GAP + 14)
+
+
+def attention(column, kind, chapter, title, known, note):
+    c = known["config"]
+    width = c.d_model // c.num_heads
+    column.box(
+        kind, chapter, title,
+        f"softmax(QKᵀ ⁄ √{width}) V, in {c.num_heads} heads",
+        note,
+        f"4 × {c.d_model} × {c.d_model} = {size(known['attention'])}",
+        arrow=False,
+    )  # fmt: skip
+    residual(column)
+
+
+def residual(column):
+    column.arrow("LayerNorm(x + that)", GAP + 8)
+
+
+def feed_forward(column, kind, chapter, known):
+    c = known["config"]
+    column.box(
+        kind, chapter, "Feed-forward network",
+        "max(0, xW₁ + b₁) W₂ + b₂",
+        f"{c.d_model} → {c.d_ff:,} → {c.d_model}: {size(known['feed_forward'])}",
+        arrow=False,
+    )  # fmt: skip
+    residual(column)
+
+
+def encoder(known) -> Column:
+    c, shapes = known["config"], known["shapes"]
+    column = Column(
+        "encoder",
+        "Read from below: the sentence is cut into pieces, each becomes a vector with "
+        f"its place in it, and passes {c.num_layers} layers of self-attention and "
+        "feed-forward; what comes out is the memory. Above it: the sum of the "
+        "parameters, and training.",
+    )
+    column.text(SENTENCE)
+    column.arrow()
+    column.box("n", "08_text", "Pieces of words",
+               known["pieces"], f"ids: {shape(known['src'])}")  # fmt: skip
+    embedding(column, known, known["src"])
+
+    def layer():
+        attention(column, "e", "05_encoder", "Self-attention", known,
+                  "Q, K, V: all from the words of the source")  # fmt: skip
+        feed_forward(column, "e", "05_encoder", known)
+
+    column.frame(layer)
+    memory = shape(shapes["encoder"])
+    parts = known["parts"]
+    total = size(parts["encoder"])
+    column.box("e", "05_encoder", f"{c.num_layers} such layers: {total}",
+               f"out comes the memory {memory},",
+               "for every layer of the decoder  →", arrow=False)  # fmt: skip
+    column.y += 26
+    column.box("n", "03_multihead", "Attention, step by step",
+               "by hand 01 · in matrices 02 · in heads 03", arrow=False)  # fmt: skip
+    column.y += 12
+    column.box("n", "07_transformer", f"The whole model: {size(known['all'])}",
+               f"E {size(parts['embeddings'])} + encoder {total}",
+               f"+ decoder {size(parts['decoder'])}; the paper says 65 M",
+               arrow=False)  # fmt: skip
+    column.y += 12
+    column.box("n", "11_training", "Training: all places at once",
+               "batches by tokens 09 · loss and rate 10",
+               f"cross-entropy, smoothed by ε = {known['epsilon']}",
+               f"Adam, rate min(1/√t, t/√{known['warmup']}³) / √{c.d_model}",
+               arrow=False)  # fmt: skip
+    return column
+
+
+def decoder(known) -> Column:
+    c, shapes, parts = known["config"], known["shapes"], known["parts"]
+    column = Column(
+        "decoder",
+        "Read from below: the target words so far become vectors the same way and pass "
+        f"{c.num_layers} layers of masked self-attention, attention to the memory and "
+        "feed-forward; the embedding's table turns them into logits, softmax into "
+        "probabilities, beam search into a sentence, and BLEU into a score.",
+    )
+    column.text("<s> " + known["said"].rsplit(" ", 1)[0] + " …")
+    column.arrow()
+    column.box("n", "08_text", "Pieces, one place later",
+               "place t sees what came before t",
+               f"ids: {shape(known['tgt'])}")  # fmt: skip
+    embedding(column, known, known["tgt"])
+
+    def layer():
+        attention(column, "d", "06_decoder", "Masked self-attention", known,
+                  "Q, K, V: the target; later words hidden")  # fmt: skip
+        attention(column, "d", "06_decoder", "Attention to the memory", known,
+                  "→  Q: the target; K, V: the memory")  # fmt: skip
+        feed_forward(column, "d", "06_decoder", known)
+
+    column.frame(layer)
+    total = size(parts["decoder"])
+    column.box("d", "06_decoder", f"{c.num_layers} such layers: {total}",
+               f"out come hidden states {shape(shapes['decoder'])}")  # fmt: skip
+    column.box("n", "07_transformer", "Logits, then probabilities",
+               f"p = softmax(x Eᵀ): {shape(shapes['logits'])}")  # fmt: skip
+    column.box("n", "12_decoding", "Search for the sentence",
+               f"beam of {known['beam']}, length penalty α = {known['alpha']}",
+               arrow=False)  # fmt: skip
+    column.arrow()
+    column.text(known["said"])
+    column.arrow()
+    column.box("n", "13_evaluation", f"BLEU {known['bleu']:.1f}",
+               f"against: {REFERENCE}", arrow=False)  # fmt: skip
+    return column
+
+
+class WholeModel(SphinxDirective):
+    """The picture, and room beside it that is seen on paper only."""
+
+    def run(self):
+        for name in ("transformer", "training", "decoding", "evaluation", "objective"):
+            self.env.note_dependency(f"{self.env.srcdir}/transformer_lib/{name}.py")
+        self.env.note_dependency(__file__)
+        left, right = encoder(facts()), decoder(facts())
+        height = max(left.y, right.y) + 4
+        html = (
+            f'<div class="whole-model-sheet">{left.svg(height)}{right.svg(height)}'
+            f'<div class="own-notes" aria-hidden="true">Notes{LINES}</div></div>'
+        )
+        return [nodes.raw("", html, format="html")]
+
+
+def setup(app):
+    app.add_directive("whole-model", WholeModel)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,75 @@
+"""The whole model in one picture: its numbers, its links, its one sheet of paper."""
+
+import re
+
+import torch
+from built import HTML, Page, documents, need_the_book
+
+from transformer_lib.transformer import Transformer, TransformerConfig
+
+need_the_book()
+
+NAME = "book/picture"
+PAGES = re.compile(rb"/Type\s*/Page\b(?!s)")
+
+
+def words():
+    """The texts of the picture, in one line."""
+    after = Page(NAME).html.split('class="whole-model-sheet"')[1]
+    picture = after.split("own-notes")[0]
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+    return " | ".join(texts), picture
+
+
+def test_numbers_are_those_of_the_base_model():
+    with torch.device("meta"):
+        model = Transformer(TransformerConfig.base(37_000))
+    shown, _ = words()
+    for part, digits in (
+        (model, 1),
+        (model.encoder, 1),
+        (model.decoder, 1),
+        (model.src_embedding, 1),
+        (model.encoder.layers[0].self_attention, 2),
+        (model.decoder.layers[0].feed_forward, 2),
+    ):
+        millions = sum(p.numel() for p in part.parameters()) / 1e6
+        assert f"{millions:.{digits}f} M" in shown
+    assert "rate min(1/√t, t/√4000³) / √512" in shown
+
+
+def test_path_ends_in_a_translation_with_its_score():
+    import sacrebleu
+
+    shown, _ = words()
+    said, bleu, reference = re.search(
+        r"\| ([^|]+) \| BLEU ([\d.]+) \| 13 \| against: (.+)$", shown
+    ).groups()
+    score = sacrebleu.sentence_bleu(said, [reference])
+    assert bleu == f"{score.score:.1f}"
+
+
+def test_every_chapter_up_to_the_score_is_linked():
+    shown, picture = words()
+    linked = set(re.findall(r'href="\.\./notebooks/([^"]+)\.html"', picture))
+    assert all((HTML / f"notebooks/{name}.html").exists() for name in linked)
+    told = set(re.findall(r"\b(0\d|1[0-3])\b", shown))
+    chapters = {n.split("/")[1][:2] for n in documents() if n.startswith("notebooks/")}
+    assert {c for c in chapters if "01" <= c <= "13"} == told
+
+
+def test_prints_on_one_sheet(window, site):
+    page, troubles = window
+    page.goto(f"{site}/{NAME}.html", wait_until="load")
+    page.evaluate("() => { document.documentElement.dataset.theme = 'dark' }")
+    pdf = page.pdf(prefer_css_page_size=True, print_background=True)
+    assert len(PAGES.findall(pdf)) == 1
+    assert re.search(rb"/MediaBox\s*\[0 0 59[45]\.\d+ 84[12]\.\d+\]", pdf), "not A4"
+    page.emulate_media(media="print")
+    colors = page.evaluate("""() => [...document.querySelectorAll('.whole-model rect')]
+      .map(e => getComputedStyle(e)).map(s => `${s.fill} ${s.stroke}`)""")
+    assert set(colors) == {"rgb(255, 255, 255) rgb(0, 0, 0)", "none rgb(0, 0, 0)"}
+    assert page.locator(".own-notes").bounding_box()["width"] > 120
+    page.emulate_media(media="screen")
+    assert page.locator(".own-notes").is_hidden()
+    assert not troubles
