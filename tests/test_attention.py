@@ -360,6 +360,30 @@ def test_softmax_figure_answers(browser, softmax_view, tmp_path):
         assert said(page).startswith("d_k = 512, scores divided by d_k = 512")
 
 
+def test_figures_run_when_put_in_later(browser, softmax_view, tmp_path):
+    """As a notebook does: all of the HTML first, then its scripts, one by one."""
+    import matplotlib.pyplot as plt
+
+    picture = "return {html: `<b data-say='Seen.'>x</b>`, words: `Rest ${data}.`}"
+    other = InteractiveFigure("other", 7, {}, picture, plt.figure(), "nothing")
+    put = """html => {
+      document.body.innerHTML = html;
+      for (const old of document.querySelectorAll("script")) {
+        const script = document.createElement("script");
+        script.textContent = old.textContent;
+        old.replaceWith(script);
+      }
+    }"""
+    both = other._repr_html_() + softmax_view._repr_html_()
+    with shown(browser, tmp_path) as page:
+        page.evaluate(put, both)
+        assert page.locator(".interactive-figure[data-ready]").count() == 2
+        assert page.locator(".interactive-figure > p").count() == 2
+        assert said(page) == "Rest 7." and page.locator(".weight").count() == 10
+        page.locator("b", has_text="x").hover()
+        assert said(page) == "Seen."
+
+
 def test_figure_escapes_and_refuses():
     import matplotlib.pyplot as plt
 
