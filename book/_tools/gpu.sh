@@ -1,5 +1,6 @@
 #!/bin/sh
-# gpu.sh OUT: on a machine with a GPU, train recipes/tatoeba-en-de-gpu.toml and score it.
+# gpu.sh OUT: on a machine with a GPU, train recipes/tatoeba-en-de-gpu.toml, score it, and
+# race the steps of chapter 14 with the big model.
 # OUT then holds the record (for evidence/) and the model in half precision (for
 # transformer_lib/pretrained/; join the parts of the weights with cat). Interrupted, it
 # goes on where it stopped. PYTHON names the interpreter; torch, sentencepiece,
@@ -14,6 +15,8 @@ mkdir -p "$out"
 $python book/_tools/evidence.py "$recipe" --run-dir "$run" --max-minutes "${MINUTES:-inf}"
 $python -c "from transformer_lib.command_line import main; main()" average "$run" --last 10
 cp "evidence/$recipe.json" "$out/"
+$python benchmarks/speed.py --device cuda --size big --max-tokens 12000 \
+  --out "$out/speed-cuda.json"
 (cd "$run/averaged" && split -b 15m weights.safetensors weights.part. && \
   tar -cf - recipe.json about.json tokenizer.model) > "$out/model.tar"
 mv "$run"/averaged/weights.part.* "$out/"

@@ -1,0 +1,86 @@
+"""The ladder of chapter 14 at the paper's sizes: what each step of speed is worth.
+
+    python benchmarks/speed.py                               # the base model on a CPU
+    python benchmarks/speed.py --device cuda --size big --max-tokens 25000
+    python benchmarks/speed.py --quick                       # the embedded grammar: seconds
+
+Each step trains a fresh model of the same size on real text; the steps take turns, so
+that a slow moment of the machine hits all alike. Counted are real target tokens, and
+the operations that real tokens need as a share of what the machine makes in one large
+matrix product of the same precision. Writes evidence/benchmarks/speed-DEVICE.json.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from training import SIZES, pairs_of, prepared
+
+from transformer_lib.speed import LADDER, climb, matmul_ceiling
+from transformer_lib.training import environment_record, write_json
+from transformer_lib.transformer import TransformerConfig
+
+ROOT = Path(__file__).parents[1]
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BIG = {"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout": 0.3}
+MORE = {"chunked loss": {"loss": "chunked"}, "compiled": {"compiled": True}}
+
+
+def main(arguments=None) -> dict:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--size", default="base", choices=(*SIZES, "big"))
+    parser.add_argument("--vocab-size", type=int, default=8000)
+    parser.add_argument("--max-tokens", type=int, default=1280)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=2, help="of each, each round")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
+    parser.add_argument("--out", type=Path, help="where the figures are written")
+    asked = parser.parse_args(arguments)
+    if asked.quick:
+        asked.size, asked.vocab_size, asked.max_tokens = "tiny", 340, 400
+        asked.rounds = asked.updates = 1
+    torch.set_num_threads(asked.threads)
+    pairs = None if asked.quick else pairs_of("tatoeba-en-de", 60_000)
+    name = "tatoeba-en-de" if pairs else "grammar-en-de"
+    changes = LADDER | ({} if asked.quick else MORE)
+    if asked.device == "cpu":
+        changes.pop("compiled", None)  # chapter 14 compiles one layer there
+    with tempfile.TemporaryDirectory() as folder:
+        ready = prepared(pairs or pairs_of(name, 1000), folder, asked.vocab_size)
+        settings = BIG if asked.size == "big" else SIZES[asked.size]
+        config = TransformerConfig(ready.tokenizer.vocab_size, **settings)
+        lines = climb(config, ready.train, asked.max_tokens, asked.updates,
+                      asked.rounds, changes, asked.device)  # fmt: skip
+        data = {"corpus": name, "sha256": ready.data["train"]["sha256"]}
+    side = 8192 if asked.device == "cuda" else 2048
+    ceiling = {name: matmul_ceiling(side, kind, asked.device)
+               for name, kind in KINDS.items()}  # fmt: skip
+    for line in lines:
+        share = line["flops"] / line["seconds"] / ceiling[line["steps"]["precision"]]
+        print(f"{line['step']:28} {line['tokens_per_second']:10,.0f} tokens/s "
+              f"{line['times_first']:6.2f}x   {share:5.0%} of the ceiling")  # fmt: skip
+    record = {
+        "benchmark": "one update, step by step faster: real target tokens a second",
+        "command": "python benchmarks/speed.py",
+        "settings": {k: v for k, v in vars(asked).items() if k != "out"},
+        "parameters": config.num_parameters(),
+        "data": data,
+        "environment": environment_record(asked.device),
+        "ceiling": ceiling,
+        "ladder": lines,
+    }
+    out = asked.out
+    if out is None and not asked.quick:
+        out = ROOT / f"evidence/benchmarks/speed-{asked.device}.json"
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, record)
+        print(f"written: {out}")
+    return record
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,405 @@
+"""Chapter 14: packed rows, chunks and switches against the plain path; memory."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_lib.batches import TokenPairs, flatten, make_batch
+from transformer_lib.exercises.speed import (
+    check_int8_product,
+    check_overall,
+    check_packed_mask,
+)
+from transformer_lib.objective import label_smoothed_cross_entropy
+from transformer_lib.speed import (
+    LADDER,
+    LiveMemory,
+    Steps,
+    adam,
+    attention_as,
+    chunked_cross_entropy,
+    climb,
+    feed,
+    fill_rows,
+    first_losses,
+    ladder,
+    matmul_ceiling,
+    mean_loss,
+    pack,
+    packed_hidden,
+    peak_bytes,
+    quantize_rows,
+    quantized,
+    race,
+    same_part,
+    trainer,
+    training_flops,
+)
+from transformer_lib.text import EOS, PAD
+from transformer_lib.transformer import Transformer, TransformerConfig
+
+SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 32}
+CONFIG = TransformerConfig(50, **SMALL)
+
+
+def token_pairs(count, longest=9, seed=0):
+    rng = random.Random(seed)
+
+    def side():
+        lengths = [rng.randint(1, longest) for _ in range(count)]
+        return [[rng.randrange(4, 50) for _ in range(n)] for n in lengths]
+
+    sides = side(), side()
+    return TokenPairs(*flatten(sides[0], 50), *flatten(sides[1], 50))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Transformer(CONFIG).eval()
+
+
+def one_by_one(model, pairs, indices):
+    """Hidden states and targets of each pair alone: the plain path."""
+    for i in indices:
+        batch = make_batch(pairs, [i])
+        memory = model.encode(batch.src_ids)
+        yield model.decode(batch.tgt_in, memory, batch.src_ids)[0], batch.tgt_out[0]
+
+
+# --- packing ---
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1),
+       st.integers(9, 30))  # fmt: skip
+def test_rows_are_filled_and_none_is_over(sizes, width):
+    rows = fill_rows(sizes, width)
+    assert sorted(i for row in rows for i in row) == list(range(len(sizes)))
+    room = [[sum(sizes[i][side] for i in row) for side in (0, 1)] for row in rows]
+    assert all(max(used) <= width for used in room)
+    for side in range(len(rows) - 1):  # the first pair of a later row fitted nowhere
+        first = sizes[rows[side + 1][0]]
+        assert max(room[0][0] + first[0], room[0][1] + first[1]) > width
+
+
+def test_a_pair_that_fits_no_row_is_refused():
+    with pytest.raises(ValueError, match="pair 1 has 12 tokens, and a row holds 10"):
+        fill_rows([(3, 4), (12, 2)], 10)
+
+
+@given(st.integers(0, 1000), st.integers(10, 40))
+@settings(max_examples=15)
+def test_packed_rows_give_what_the_pairs_give_alone(seed, width):
+    """Hidden states of every token, in whatever row and place it came to lie."""
+    torch.manual_seed(seed)
+    model, pairs = Transformer(CONFIG).eval(), token_pairs(9, seed=seed)
+    packed = pack(pairs, range(9), width)
+    with torch.no_grad():
+        hidden = packed_hidden(model, packed)
+        alone = {tuple(t.tolist()): h for h, t in one_by_one(model, pairs, range(9))}
+    found = 0
+    for row in range(len(packed.src_ids)):
+        for part in range(1, int(packed.tgt_part[row].max()) + 1):
+            here = packed.tgt_part[row] == part
+            target = packed.tgt_out[row][here]
+            assert packed.tgt_place[row][here].tolist() == list(range(len(target)))
+            assert target[-1] == EOS
+            torch.testing.assert_close(hidden[row][here], alone[tuple(target.tolist())],
+                                       atol=1e-5, rtol=1e-5)  # fmt: skip
+            found += len(target)
+    assert found == packed.num_tokens == int(pairs.tgt_lengths.sum())
+
+
+def test_gradients_of_packed_rows(model):
+    pairs = token_pairs(12)
+    packed = pack(pairs, range(12), 24)
+    mean_loss(model, packed).backward()
+    got = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    mean_loss(model, make_batch(pairs, range(12))).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(got[name], p.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_same_part_by_a_plain_loop():
+    query, key = torch.tensor([[1, 1, 2, 0]]), torch.tensor([[1, 2, 2, 0, 0]])
+    looks, seen = query[0].tolist(), key[0].tolist()
+    wanted = [[q == k and k > 0 for k in seen] for q in looks]
+    assert same_part(query, key).tolist() == [[wanted]]
+
+
+@pytest.mark.parametrize("how", ["random", "length", "packed"])
+def test_an_epoch_feeds_each_pair_once(how):
+    pairs = token_pairs(60)
+    seen = [[]]
+    for batch in feed(pairs, how, max_tokens=60, width=20):
+        for token in batch.tgt_out[batch.tgt_out != PAD].tolist():
+            if token == EOS:
+                seen.append([])
+            else:
+                seen[-1].append(token)
+    assert sorted(seen[:-1]) == sorted(pairs[i][1].tolist() for i in range(60))
+
+
+# --- the chunked loss ---
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.sampled_from([0.0, 0.1, 0.5]),
+       st.integers(0, 99))  # fmt: skip
+@settings(max_examples=30)
+def test_chunks_equal_torchs_loss(N, rows, epsilon, seed):
+    """Value and both gradients, for every way to cut; torch's own is the oracle."""
+    g = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(N, 6, generator=g, dtype=torch.float64, requires_grad=True)
+    table = torch.randn(11, 6, generator=g, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(11, (N,), generator=g)
+    wanted = F.cross_entropy(hidden @ table.T, target, label_smoothing=epsilon)
+    grads = torch.autograd.grad(3 * wanted, (hidden, table))
+    got = chunked_cross_entropy(hidden, table, target, epsilon, rows)
+    torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=1e-5)
+    ours = torch.autograd.grad(3 * got, (hidden, table))
+    for a, b in zip(ours, grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_memory_of_chunks_does_not_grow_with_the_logits():
+    hidden = torch.randn(512, 8, requires_grad=True)
+    table = torch.randn(4000, 8, requires_grad=True)
+    target = torch.randint(4000, (512,))
+
+    def chunks():
+        chunked_cross_entropy(hidden, table, target, rows=32).backward()
+
+    def whole():
+        F.cross_entropy(hidden @ table.T, target, label_smoothing=0.1).backward()
+
+    logits = 4 * 512 * 4000
+    assert peak_bytes(whole) > 2 * logits > 8 * peak_bytes(chunks)
+
+
+def test_no_tokens_no_loss():
+    hidden = torch.zeros(0, 4, requires_grad=True)
+    loss = chunked_cross_entropy(hidden, torch.ones(5, 4), torch.zeros(0, dtype=int))
+    loss.backward()
+    assert loss.item() == 0
+
+
+@pytest.mark.parametrize("arguments", [
+    (torch.zeros(2, 3, 4), torch.zeros(5, 4), torch.zeros(2, 3, dtype=int)),
+    (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2, dtype=int)),
+    (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=int), 0.1, 0),
+])  # fmt: skip
+def test_chunks_refuse(arguments):
+    with pytest.raises(ValueError, match="at least one row"):
+        chunked_cross_entropy(*arguments)
+
+
+# --- every step computes the same training ---
+
+
+def test_losses_agree_step_by_step():
+    """Plain path against every switch; only bfloat16 rounds."""
+    pairs = token_pairs(40)
+    batches = list(feed(pairs, "length", 60))[:4]
+    plain = first_losses(CONFIG, Steps(), batches)
+    for change in ({"attention": "fused"}, {"loss": "real"}, {"loss": "chunked"},
+                   {"optimizer": "foreach"}, {"optimizer": "fused"}):  # fmt: skip
+        losses = first_losses(CONFIG, Steps(**change), batches)
+        assert losses == pytest.approx(plain, abs=1e-5), change
+    low = first_losses(CONFIG, Steps(precision="bfloat16"), batches)
+    assert low == pytest.approx(plain, abs=0.03) and low != plain
+
+
+def test_compiled_update_agrees():
+    """Through the compiler's front ends; no C++ compiler is needed for that."""
+    model = Transformer(CONFIG).eval()
+    pairs = token_pairs(12)
+    batch = make_batch(pairs, range(12))
+    torch.compiler.reset()
+    fast = torch.compile(mean_loss, backend="aot_eager")
+    torch.testing.assert_close(fast(model, batch), mean_loss(model, batch))
+
+
+def test_adam_takes_the_same_steps():
+    """All forms against torch's default, over several updates."""
+    finals = []
+    for form in ("loop", "foreach", "fused"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(5, 3)
+        optimizer = adam(model, form)
+        optimizer.param_groups[0]["lr"] = 0.1
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(2, 5)).square().sum().backward()
+            optimizer.step()
+        finals.append(model.weight.detach())
+    assert optimizer.defaults["betas"] == (0.9, 0.98)
+    for other in finals[1:]:
+        torch.testing.assert_close(other, finals[0], atol=1e-6, rtol=1e-5)
+
+
+def test_attention_is_put_back(model):
+    from transformer_lib import multihead
+
+    usual = multihead.fused_attention
+    with pytest.raises(RuntimeError), attention_as("explicit"):
+        assert multihead.fused_attention is not usual
+        raise RuntimeError
+    assert multihead.fused_attention is usual
+
+
+def test_the_ladder_adds_up():
+    steps = ladder()
+    assert list(steps) == list(LADDER)
+    first, *_, last = steps.values()
+    assert first == Steps()
+    assert (last.feed, last.attention) == ("length", "fused")
+    assert last.precision == "bfloat16"
+
+
+def test_climb_measures_every_step():
+    changes = {"a": {}, "b": {"feed": "length"}, "c": {"loss": "chunked"}}
+    lines = climb(CONFIG, token_pairs(60), 60, updates=1, rounds=1, changes=changes)
+    assert [line["step"] for line in lines] == list(changes)
+    assert lines[0]["times_first"] == 1 and all(x["seconds"] > 0 for x in lines)
+    assert lines[2]["steps"]["feed"] == "length"
+
+
+def test_training_lowers_the_loss():
+    torch.manual_seed(0)
+    batch = next(feed(token_pairs(40), "packed", 60, width=20))
+    update = trainer(Transformer(CONFIG), Steps(loss="chunked"), rate=1e-2)
+    losses = [update(batch).item() for _ in range(40)]
+    assert losses[-1] < losses[0] / 2
+
+
+# --- meters ---
+
+
+def test_flops_against_torchs_counter(model):
+    """Six for each weight and token; torch's counter has the attention matrices too."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    wide = TransformerConfig(300, d_model=128, num_heads=2, num_layers=2, d_ff=512)
+    model, batch = Transformer(wide).eval(), make_batch(token_pairs(1), [0])
+    with FlopCounterMode(display=False) as counter:
+        mean_loss(model, batch, "real").backward()
+    theirs = counter.get_total_flops()
+    assert training_flops(model, batch) == pytest.approx(theirs, rel=0.05)
+
+
+def test_live_memory_by_hand():
+    x = torch.zeros(100)
+    with LiveMemory() as memory:
+        a = x + 1  # 400 bytes
+        b = a.view(10, 10)  # a view: nothing new
+        c = b * 2  # 800
+        del a, b
+        d = c + 1  # 800 again
+        assert memory.now == 800
+    assert memory.peak == 800 and d.shape == (10, 10)
+
+
+def test_race_calls_in_turns():
+    calls = []
+    seconds = race({name: lambda n=name: calls.append(n) for name in "ab"}, rounds=2)
+    assert calls == list("ababab") and set(seconds) == {"a", "b"}
+    with pytest.raises(ValueError, match="one of each"):
+        race({})
+    assert matmul_ceiling(32) > 0
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: next(feed(token_pairs(3), "sorted", 60)), "how='sorted'"),
+    (lambda: adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
+    (lambda: mean_loss(None, None, "some"), "loss='some'"),
+    (lambda: attention_as("flash").__enter__(), "attention='flash'"),
+    (lambda: quantize_rows(torch.tensor([[math.nan]])), "not finite"),
+])  # fmt: skip
+def test_refusals(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+# --- int8 ---
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
+def test_rounding_is_within_half_a_scale(out, width, seed):
+    weight = torch.randn(out, width, generator=torch.Generator().manual_seed(seed))
+    weight[0] = 0
+    q, scale = quantize_rows(weight)
+    assert q.dtype == torch.int8 and q.abs().max() <= 127
+    assert ((q * scale - weight).abs() <= scale / 2 + 1e-7).all()
+    own = np.abs(weight.numpy()).max(1) / 127
+    assert np.allclose(scale[:, 0].numpy()[own > 0], own[own > 0])
+
+
+def test_every_matrix_is_rounded_as_numpy_rounds(model):
+    whole = quantized(model)
+    assert len(whole) == sum(p.dim() == 2 for p in model.parameters())
+    for name, (q, scale) in whole.items():
+        weight = model.get_parameter(name).detach().numpy()
+        assert np.array_equal(q.numpy(), np.rint(weight / scale.numpy()))
+
+
+# --- the exercises name the mistakes ---
+
+
+def causal(part):
+    return torch.ones(len(part), len(part), dtype=torch.bool).tril()
+
+
+WRONG = [
+    (check_overall, lambda share, times: 1 - share + share * times, "averaged"),
+    (check_overall, lambda share, times: 1 - share + share / times, "inverse"),
+    (check_overall, lambda share, times: times, "1.33"),
+    (check_overall, lambda share, times: 4 / 3, "A fifth"),
+    (check_packed_mask, lambda part: part[:, None] == part, "comes later"),
+    (check_packed_mask, lambda part: causal(part) & (part > 0), "second sentence sees"),
+    (check_packed_mask, lambda part: causal(part) & (part[:, None] == part),
+     "Padding sees"),
+    (check_packed_mask, lambda part: torch.ones(2, 2), "boolean tensor"),
+    (check_packed_mask, lambda part: torch.zeros(6, 6, dtype=torch.bool), "token 0"),
+    (check_int8_product, lambda w, x: w @ x, "exact product"),
+    (check_int8_product, lambda w, x: (w / (s := w.abs().max() / 127)).round() @ x * s,
+     "whole matrix"),
+    (check_int8_product,
+     lambda w, x: (w / (w.abs().amax(1) / 127)[:, None]).round() @ x, "at the end"),
+    (check_int8_product, lambda w, x: (w @ x)[:, None], "shape"),
+    (check_int8_product, lambda w, x: 2 * (w @ x), "It is"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "wrong", "telling"), WRONG)
+def test_mistakes_are_named(check, wrong, telling):
+    verdict = check(wrong)
+    assert not verdict.passed and telling in verdict.message
+
+
+def test_the_plain_loss_is_chapter_tens(model):
+    batch = make_batch(token_pairs(8), range(8))
+    logits = model(batch.src_ids, batch.tgt_in)
+    wanted = label_smoothed_cross_entropy(logits, batch.tgt_out)
+    for form in ("all", "real", "chunked"):
+        torch.testing.assert_close(mean_loss(model, batch, form), wanted)
+
+
+def test_benchmark_runs(tmp_path):
+    """`python benchmarks/speed.py --quick` writes a line for every step."""
+    path = Path(__file__).parents[1] / "benchmarks" / "speed.py"
+    out, command = tmp_path / "a.json", [sys.executable, str(path), "--quick", "--out"]
+    subprocess.run([*command, str(out)], check=True, capture_output=True, timeout=300)
+    record = json.loads(out.read_text("utf-8"))
+    assert [line["step"] for line in record["ladder"]] == list(LADDER)
+    assert set(record["ceiling"]) == {"float32", "bfloat16"}
