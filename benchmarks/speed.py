@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py                               # the base model on a CPU
     python benchmarks/speed.py --device cuda --size big --max-tokens 25000
-    python benchmarks/speed.py --quick                       # the embedded grammar: seconds
+    python benchmarks/speed.py --quick            # the embedded grammar: seconds
 
 Each step trains a fresh model of the same size on real text; the steps take turns, so
 that a slow moment of the machine hits all alike. Counted are real target tokens, and
