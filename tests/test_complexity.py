@@ -2,30 +2,27 @@
 
 import json
 import math
-import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib.attention import scaled_dot_product_attention
 from transformer_lib.exercises import complexity as exercises
+from transformer_lib.speed import LiveMemory, peak_bytes
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 CHAPTER = Path(__file__).resolve().parents[1] / "notebooks/19_complexity.ipynb"
 DEFINES = "multiply_adds self_attention restricted_attention layers longest_chain"
-DEFINES += " gradient convolutions repeated crossing fused_attention storages"
-DEFINES += " LiveMemory peak_bytes"
+DEFINES += " gradient convolutions repeated crossing fused_attention peak_of"
 
 
 @pytest.fixture(scope="module")
 def page():
     """The functions that the chapter defines, taken from its cells."""
-    names = {"math": math, "torch": torch, "nn": torch.nn, "weakref": weakref}
-    names["TorchDispatchMode"] = TorchDispatchMode
+    names = {"math": math, "torch": torch, "nn": torch.nn, "peak_bytes": peak_bytes}
     exec("from numpy import log", names)
     for cell in json.loads(CHAPTER.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -76,8 +73,8 @@ def test_memory_of_a_known_program(page):
         return second.exp() + x.T.T
 
     x = torch.randn(10, 10)
-    assert page["peak_bytes"](program, x) == 3 * 400
-    with page["LiveMemory"]() as memory:
+    assert page["peak_of"](program, x) == 3 * 400
+    with LiveMemory() as memory:
         kept = x + 1
     assert (memory.now, memory.peak) == (400, 400)
     del kept
@@ -88,7 +85,7 @@ def test_memory_of_a_known_program(page):
 def test_memory_is_what_the_formulas_say(page, n, d, r):
     """Counted by hand in the code of the two attentions, in bytes."""
     x = torch.randn(1, n, d)
-    peak = page["peak_bytes"]
+    peak = page["peak_of"]
     assert peak(page["self_attention"], x) == 4 * max(3 * n * n, 2 * n * n + n * d)
     wide = n + r - 1  # positions of the padded tensor; the mask has one byte each
     expected = 4 * (wide * d + 2 * r * n + max(2 * r * n, n * d)) + wide
@@ -114,7 +111,7 @@ def started(event):
 
 
 def test_memory_equals_the_allocator_s_log(page):
-    peak, found = page["peak_bytes"], {}
+    peak, found = page["peak_of"], {}
     for n in (128, 256, 512):
         layers = page["layers"](64) | {"fused": page["fused_attention"]}
         x = torch.randn(1, n, 64)
@@ -134,8 +131,8 @@ def test_memory_equals_the_allocator_s_log(page):
 def test_training_keeps_more(page):
     x, layers = torch.randn(1, 64, 16), page["layers"](16)
     for kind, layer in layers.items():
-        assert page["peak_bytes"](layer, x, True) > page["peak_bytes"](layer, x), kind
-    windows = page["peak_bytes"](layers["restricted"], x, True)
+        assert page["peak_of"](layer, x, True) > page["peak_of"](layer, x), kind
+    windows = page["peak_of"](layers["restricted"], x, True)
     assert 32 * 64 * 16 * 4 < windows < 4 * 32 * 64 * 16 * 4
 
 
