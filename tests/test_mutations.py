@@ -154,6 +154,15 @@ EQUIVALENT = {
         "if hypothesis_length > reference_length:": "exp(1 - 1) is 1, as returned above"
     },
     "13.5": {"if recall + recall == 0:": "without recall the formula gives 0 as well"},
+    "14.2": {
+        "same = part[:, None] == part": "part broadcasts over rows by itself",
+        "real = part > 0": "part broadcasts over rows by itself",
+        "real = part[:, None] > 0": "of the same part, both are padding or none is",
+    },
+    "14.3": {
+        "scale = weight.abs().amax(dim=-1) / 127": LAST,
+        "scale = weight.abs().amax(dim=1) / -127": "two signs turn, not the product",
+    },
     "15.1": {
         "return hours * 3600 * processors * tflops * 1000000000001.0": (
             "12 digits are more than an estimate has"

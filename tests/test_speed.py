@@ -377,6 +377,8 @@ WRONG = [
     (check_int8_product,
      lambda w, x: (w / (w.abs().amax(1) / 127)[:, None]).round() @ x, "at the end"),
     (check_int8_product, lambda w, x: (w @ x)[:, None], "shape"),
+    (check_int8_product,
+     lambda w, x: (w / (s := w.amax(1) / 127)[:, None]).round() @ x * s, "absolute"),
     (check_int8_product, lambda w, x: 2 * (w @ x), "It is"),
 ]  # fmt: skip
 

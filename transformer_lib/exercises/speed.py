@@ -53,7 +53,7 @@ def check_packed_mask(packed_mask):
 @exercise_check("One scale a row, applied after the sum.")
 def check_int8_product(int8_product):
     """Whether weights are rounded row by row, and scaled back."""
-    weight = torch.tensor([[127.0, 0.4, -3.6], [1.27, 0.006, -0.5]])
+    weight = torch.tensor([[-127.0, 0.4, 3.6], [1.27, 0.006, -0.5]])
     x = torch.tensor([1.0, 10.0, 2.0])
     got = int8_product(weight, x)
     expect(
@@ -68,6 +68,11 @@ def check_int8_product(int8_product):
         not torch.allclose(got, ((weight / one).round() @ x) * one, atol=1e-6),
         "You used one scale for the whole matrix, so the small row lost its digits. "
         "Each row has its own.",
+    )
+    signed = weight.amax(dim=1) / 127
+    expect(
+        not torch.allclose(got, (weight / signed[:, None]).round() @ x * signed),
+        "The first row's largest number is negative: take absolute values first.",
     )
     scale = weight.abs().amax(dim=1) / 127
     whole = (weight / scale[:, None]).round()
