@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 import warnings
 
 import pytest
@@ -759,9 +760,12 @@ def test_sentences_without_a_mirror(monkeypatch, tmp_path):
         return load_corpus(name, split) if "grammar" in name else unreachable()
 
     monkeypatch.setattr(family, "load_corpus", only_grammar)
-    name, train, held = short_sentences(60, 500, 50)
-    assert name == "grammar-en-de" and len(train) == 500 and len(held) == 50
+    name, train, held = short_sentences(30, 60, 50)
+    assert name == "grammar-en-de" and len(train) > 500 and len(held) == 50
     assert not set(train) & set(held) and max(map(len, train + held)) <= 60
+    words = {word for text in train + held for word in re.findall(r"[\w']+", text)}
+    assert len(words) <= 60
+    assert len(short_sentences(60, None)[1]) > len(train)
 
 
 @pytest.mark.parametrize("member", ["GPT", "BERT", "LLaMA"])

@@ -187,6 +187,16 @@ EQUIVALENT = {
     "19.3": {
         "return math.ceil((n - 1) / ((k - 0) // 2))": "k is odd, and // rounds down"
     },
+    "20.1": {
+        "even, odd = (x[::2], x[1::2])": "a slice starts at 0 by itself",
+        "return torch.stack(turned, dim=1).flatten()": LAST,
+    },
+    "20.2": {
+        "before = values.cumsum(-1) - values": LAST,
+        "out = torch.zeros_like(p).scatter(-1, order, kept)": LAST,
+        "out = p.scatter(0, order, kept)": "every entry is written over",
+    },
+    "20.4": {"both = torch.logaddexp(log_2, log_1)": "a + b is b + a"},
     "22.1": {
         "if (attend(other)[:, :t] - before[:, :t]).abs().max() >= 1e-06:": (
             "rounding is never exactly 1e-6"

@@ -14,6 +14,8 @@ __all__ = ['CHOICES', 'MEMBERS', 'FamilyConfig', 'check_family', 'rotate', 'Rota
 
 # %% ../notebooks/20_family.ipynb #1570854f
 import random
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import exp, sqrt
@@ -368,29 +370,32 @@ MEMBERS = {
 
 # %% ../notebooks/20_family.ipynb #603cdc6a
 def short_sentences(
-    longest: int = 28, count: int = 20_000, held: int = 600
+    longest: int = 30, words: int | None = 400, held: int = 600
 ) -> tuple[str, list[str], list[str]]:
-    """English sentences to train on and others to be judged by; none is in both.
+    """Different English sentences to train on, and others to be judged by.
 
     Args:
         longest: Most characters of a sentence.
-        count: How many to train on, at most.
-        held: How many to hold out, at most.
+        words: Only sentences made of this many most frequent words; None for all.
+        held: How many to hold out.
 
     Returns:
         The name of the corpus (the embedded grammar if Tatoeba cannot be had), and the
         two lists, in a random order that is always the same.
     """
     try:
-        parts = [load_corpus("tatoeba-en-de", split) for split in ("train", "valid")]
+        corpus = load_corpus("tatoeba-en-de")
     except CorpusUnavailable:
-        parts = [load_corpus("grammar-en-de", split) for split in ("train", "valid")]
+        corpus = load_corpus("grammar-en-de")
         longest = max(longest, 60)  # its sentences are longer
-    train, valid = ({e for e, _ in part.pairs if len(e) <= longest} for part in parts)
-    sides = sorted(train), sorted(valid - train)
-    for side in sides:
-        random.Random(20).shuffle(side)
-    return parts[0].name, sides[0][:count], sides[1][:held]
+    texts = sorted({e for e, _ in corpus.pairs if len(e) <= longest})
+    if words:
+        split = {text: re.findall(r"[\w']+", text) for text in texts}
+        counts = Counter(word for found in split.values() for word in found)
+        known = {word for word, _ in counts.most_common(words)}
+        texts = [text for text in texts if known.issuperset(split[text])]
+    random.Random(20).shuffle(texts)
+    return corpus.name, texts[held:], texts[:held]
 
 # %% ../notebooks/20_family.ipynb #29b579ec
 def count_pairs(

@@ -49,12 +49,17 @@ def check_rotate_one(rotate_one):
         "All pairs turn equally; each has its own frequency.": turned(
             x, torch.full((3,), float(position))
         ),
-        "Nothing was turned.": x,
+        "Nothing was turned: at position 3 each pair must have moved.": x,
     }
     for why, value in usual.items():
         expect(not near(got, value), why)
     expect(near(got, turned(x, angle)), f"It should be {turned(x, angle).tolist()}.")
     expect(near(rotate_one(x.clone(), 0), x), "At position 0 nothing turns.")
+    far = turned(x, 2000 * slow)
+    expect(
+        torch.allclose(rotate_one(x.clone(), 2000), far, atol=1e-3),
+        "At position 2000 it is off: the slowest pairs need 10000 exactly.",
+    )
 
 # %% ../../notebooks/20_family.ipynb #94d5dd4a
 @exercise_check("The smallest set that reaches the sum, and it sums to 1.")
@@ -87,6 +92,11 @@ def check_top_p(nucleus):
     expect(
         near(got, kept / kept.sum()),
         f"It should be {(kept / kept.sum()).tolist()}, not {got.tolist()}.",
+    )
+    exact = nucleus(torch.tensor([0.25, 0.5, 0.25]), 0.5)
+    expect(
+        near(exact, torch.tensor([0.0, 1.0, 0.0])),
+        "Once the sum is reached, even exactly, no further token is kept.",
     )
     sure = nucleus(torch.tensor([0.95, 0.05]), 0.5)
     expect(near(sure, torch.tensor([1.0, 0.0])), "One token can be enough; keep it.")
