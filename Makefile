@@ -33,7 +33,7 @@ LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml')
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: book test serve export edit evidence lint colab lock clean distclean help \
+.PHONY: book test serve pdf export edit evidence lint colab lock clean distclean help \
         env library notebooks check-sync FORCE
 
 # $(call step,name,command): one line with the time it took; its words where it fails.
@@ -56,6 +56,9 @@ test: env check-sync lint notebooks $(STAMPS)/html  ## set up, and check everyth
 serve: book  ## build the book and serve it on this machine (PORT=8000)
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends it)"
 	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
+
+pdf: book  ## the built book as one PDF, by Chromium: _build/book.pdf
+	@$(BIN)/python book/_tools/pdf.py
 
 export: env  ## write the library transformer_lib from the notebooks
 	@$(BIN)/python book/_tools/export.py
