@@ -268,6 +268,17 @@ def test_a_run_without_end_is_stopped(reader):
     reader.page.get_by_role("button", name="Reset all cells").click()
 
 
+def test_an_answer_without_end_gets_a_verdict(reader):
+    exercise = exercises()[0]
+    check = live_cells().index(exercise.check) + 1
+    endless = "while True:\n        query = query"
+    reader.editor(check - 1).fill(exercise.stub.replace("...", endless))
+    text = " ".join(reader.run(check)[0].split())
+    assert text.startswith("Not yet: attend does not come to an end")
+    assert "`while True:`" in text or "`query = query`" in text
+    reader.page.get_by_role("button", name="Reset all cells").click()
+
+
 def test_keyboard(reader):
     number = cell_with("def matmul_slow")
     keys, editor = reader.page.keyboard, reader.editor(number)
