@@ -28,8 +28,8 @@ LEFT_OUT = {"book/notes"}  # boxes to write in, on the screen
 ADDRESSED = ("section", "dt", "span", "p", "div.math", "div.citation")
 STYLE = """
 .bd-main .bd-content .bd-article h1, .bd-main .bd-content .bd-article h1:first-of-type {
-  display: block; break-before: page; font-size: 22pt; margin: 0 0 6mm; }
-.bd-main .bd-content .bd-article > span:first-child + section h1 { break-before: auto; }
+  display: block; font-size: 22pt; margin: 0 0 6mm; }
+.printed-page + .printed-page { break-before: page; padding-top: 1px; }
 a.headerlink { display: none; }
 """
 FOOTER = """<div style="width: 100%; font-size: 8pt; font-family: sans-serif;
@@ -84,8 +84,8 @@ def article(name: str, known: set[str]):
         tag["open"] = ""
     if name.startswith("notebooks/"):
         text.h1.insert(0, f"{posixpath.basename(name).split('_')[0]}\u2002")
-    text.insert(0, soup.new_tag("span", id=anchor(name)))
-    return text.decode_contents()
+    inside = text.decode_contents()
+    return f'<div class="printed-page" id="{anchor(name)}">{inside}</div>'
 
 
 def long_page(names: list[str]) -> str:
