@@ -110,6 +110,7 @@ def check_figure(browser, folder, figure, marks=()):
         parts = first.locator("[data-say]")
         assert parts.evaluate_all("p => p.filter(x => x.tabIndex == 0).length") == 1
         assert parts.evaluate_all("p => p.every(x => x.getAttribute('role') == 'img')")
+        assert not first.locator("li[data-say]").count()  # a list holds no images
         rest = said(page)
         parts.first.focus()
         assert said(page) == parts.first.get_attribute("data-say") != rest

@@ -254,7 +254,7 @@ def test_ngram_figure_answers(browser, tmp_path):
         "babble": ("die die die die die die".split(), reference),
     }
     figure = ngram_figure(pairs)
-    marks = [(".grams li", "borderTopColor"), (".alone", "borderBottomColor")]
+    marks = [(".grams > div", "borderTopColor"), (".alone", "borderBottomColor")]
     check_figure(browser, tmp_path, figure, marks)
     with shown(browser, tmp_path, figure) as page:
         for name, (hypothesis, _) in pairs.items():
@@ -266,13 +266,13 @@ def test_ngram_figure_answers(browser, tmp_path):
                 page.keyboard.press("Enter")
                 hits, total = score.counts[n - 1], score.totals[n - 1]
                 assert page.locator(".grams .counts").count() == hits
-                assert page.locator(".grams li").count() == total
+                assert page.locator(".grams > div").count() == total
                 words = f"{hits} of {total} {n}-grams of the hypothesis count"
                 share = f"precision {100 * hits / total:.1f}%"
                 assert said(page).startswith(f"{words}: {share}")
                 assert f"BLEU of this pair alone: {score.score:.2f}" in said(page)
         page.get_by_role("button", name="n = 1").click()
-        chips = page.locator(".grams li")
+        chips = page.locator(".grams > div")
         chips.nth(0).focus()
         counts = "6 in the hypothesis, 1 in the reference. It counts."
         assert said(page) == f"“die”: {counts}"

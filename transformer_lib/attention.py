@@ -620,16 +620,16 @@ const most = Math.log(weights.length), log = Math.log10(Math.max(gradient, 1e-6)
 const bars = weights.map((w, i) => {
   const say = `Key ${i + 1}: its score ${scores[i]}, divided by ${divisor}, is `
     + `${(scores[i] / divisor).toFixed(2)}; its weight is ${w.toFixed(3)}.`;
-  return `<li data-say="${say}"><span class="room"><span class="weight" style="height:`
+  return `<div data-say="${say}"><span class="room"><span class="weight" style="height:`
     + `${100 * w}%"></span></span><b>${w.toFixed(2).replace(/^0/, "")}</b>`
-    + `<span>${scores[i]}</span></li>`;
+    + `<span>${scores[i]}</span></div>`;
 });
 const meter = (label, share, value) => `<div class="meter"><span>${label}</span>`
   + `<span class="rail"><span style="width:${100 * share}%"></span></span>`
   + `<b>${value}</b></div>`;
 const small = gradient < 0.001 ? gradient.toExponential(1) : gradient.toFixed(3);
 return {
-  html: `<ol class="keys">${bars.join("")}</ol><p class="rows">Above: the weights. `
+  html: `<div class="keys">${bars.join("")}</div><p class="rows">Above: the weights. `
     + `Below them: the scores q · k, before the division.</p>`
     + meter("entropy", entropy / most,
       `${entropy.toFixed(2)} of ${most.toFixed(2)} nats`)
@@ -642,9 +642,8 @@ return {
 };
 """
 SOFTMAX_STYLE = """
-.interactive-figure .keys { display: flex; gap: 2px; margin: 0; padding: 0;
-  list-style: none; }
-.interactive-figure .keys li { flex: 1; min-width: 1.9rem; display: flex; margin: 0;
+.interactive-figure .keys { display: flex; gap: 2px; }
+.interactive-figure .keys > div { flex: 1; min-width: 1.9rem; display: flex;
   flex-direction: column; align-items: center; font-size: .8em;
   font-variant-numeric: tabular-nums; }
 .interactive-figure .room { height: 7rem; width: 70%; display: flex;

@@ -176,8 +176,8 @@ const parts = grams.map(([text, counts, said, meant]) => {
   const say = `“${text}”: ${said} in the hypothesis, ${meant} in the reference. `
     + (counts ? "It counts." : meant ? "The reference has no more of them: clipped, it "
       + "does not count." : "It does not count.");
-  return `<li class="${counts ? "counts" : "misses"}" data-say="${tools.safe(say)}">`
-    + `${counts ? "✓" : "✗"} ${tools.safe(text)}</li>`;
+  return `<div class="${counts ? "counts" : "misses"}" data-say="${tools.safe(say)}">`
+    + `${counts ? "✓" : "✗"} ${tools.safe(text)}</div>`;
 });
 const words = pair.hypothesis.map((word, i) => hit.has(i)
   ? `<b>${tools.safe(word)}</b>` : `<span class="alone">${tools.safe(word)}</span>`);
@@ -186,7 +186,7 @@ return {
   html: `<div class="sides"><span>hypothesis</span><span>${words.join(" ")}</span>`
     + `<span>reference</span><span>${pair.reference.map(tools.safe).join(" ")}</span>`
     + `</div>`
-    + `<ul class="grams">${parts.join("")}</ul>`,
+    + `<div class="grams">${parts.join("")}</div>`,
   words: `${found} of ${grams.length} ${n}-grams of the hypothesis count: precision `
     + `${share}. BLEU of this pair alone: ${pair.bleu.toFixed(2)}.`,
 };
@@ -196,9 +196,9 @@ NGRAM_STYLE = """
   gap: .2rem .8rem; }
 .interactive-figure .sides b { border-bottom: 3px solid var(--blue); }
 .interactive-figure .alone { border-bottom: 3px dotted var(--orange); }
-.interactive-figure .grams { display: flex; flex-wrap: wrap; gap: .4rem; padding: 0;
-  list-style: none; margin: .7rem 0 0; }
-.interactive-figure .grams li { border-radius: .4rem; padding: .2rem .6rem; margin: 0;
+.interactive-figure .grams { display: flex; flex-wrap: wrap; gap: .4rem;
+  margin: .7rem 0 0; }
+.interactive-figure .grams > div { border-radius: .4rem; padding: .2rem .6rem;
   border: 2px solid var(--blue); }
 .interactive-figure .grams .misses { border: 2px dotted var(--orange); }
 """
