@@ -28,7 +28,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 PAGES     := $(shell find book -type f -not -path '*/__pycache__/*' -not -path '*/_tools/*')
-LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml')
+LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml' \
+               -o -name '*.safetensors')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -129,20 +130,23 @@ $(STAMPS)/files: FORCE
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 # What the pages load in the browser, served by the book itself, comes from npm: MathJax
-# for formulas, Pyodide (Python) for cells that run in the page. Where there is no npm, or
-# it finds nothing, formulas come from their usual public address and no cell runs there.
+# for formulas, Pyodide (Python) for cells that run in the page, ONNX Runtime for the page
+# that translates. Where there is no npm, or it finds nothing, formulas come from their
+# usual public address, no cell runs there and nothing is translated.
 MATHJAX := es5/tex-svg.js
 PYODIDE := pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json
+ONNX    := ort.wasm.bundle.min.mjs ort-wasm-simd-threaded.wasm
 
 $(STAMPS)/web: book/_web/package.json book/_web/package-lock.json Makefile
 	@mkdir -p $(STAMPS) _build/web; rm -rf _build/web/static
 	@cp book/_web/package.json book/_web/package-lock.json _build/web
 	@if command -v npm > /dev/null && npm ci --prefix _build/web --ignore-scripts \
 	  --no-audit --no-fund > _build/web/npm.log 2>&1; \
-	then cd _build/web && mkdir -p static/mathjax static/pyodide && \
+	then cd _build/web && mkdir -p static/mathjax static/pyodide static/onnxruntime && \
 	  cp $(addprefix node_modules/mathjax/,$(MATHJAX)) static/mathjax && \
-	  cp $(addprefix node_modules/pyodide/,$(PYODIDE)) static/pyodide; \
-	else echo "nothing from npm: formulas will need the network, and no code runs in the pages"; fi
+	  cp $(addprefix node_modules/pyodide/,$(PYODIDE)) static/pyodide && \
+	  cp $(addprefix node_modules/onnxruntime-web/dist/,$(ONNX)) static/onnxruntime; \
+	else echo "nothing from npm: formulas will need the network, and no code runs in the pages, nor the translator"; fi
 	@touch $@
 
 $(STAMPS)/html: $(ENV) $(STAMPS)/web $(STAMPS)/files _config.yml _toc.yml $(NOTEBOOKS) $(PAGES) \

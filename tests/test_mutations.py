@@ -216,6 +216,9 @@ EQUIVALENT = {
         "for name, first in states[1].items():": "all have the same names",
         "for name, first in states[-1].items():": "all have the same names",
     },
+    "21.1": {"size = len(text) + at": "a slice ends where the text ends"},
+    "21.2": {"size = 5": "no character has five bytes"},
+    "21.3": {"scale = weight.abs().amax(dim=-1, keepdim=True) / 127": LAST},
 }
 
 

@@ -27,6 +27,7 @@ import importlib.util
 
 if importlib.util.find_spec("transformer_lib") is None:
     %pip install -q git+https://github.com/literate-transformer/literate-transformer"""
+MORE = {"21_serving": "\n    %pip install -q onnx onnxscript onnxruntime"}
 MYST = re.compile(
     r"^\s*(`{3,}\{[\w-]+\}|:{3,}\{?[\w-]+|\$\$.*\$\$\s*\(\w+\))|\{\w+\}`", re.M
 )
@@ -78,7 +79,7 @@ def test_cells_are_not_empty(path):
 def test_colab_guard(path):
     guards = [c for c in cells(path, "code") if "%pip" in c["source"]]
     assert len(guards) == 1, "one cell installs the library on Colab"
-    assert guards[0]["source"] == GUARD
+    assert guards[0]["source"] == GUARD + MORE.get(path.stem, "")
     assert guards[0]["metadata"].get("tags") == ["remove-cell"]
     assert guards[0] in cells(path, "code")[:2], (
         "before anything that needs the library"
