@@ -48,6 +48,7 @@ from transformer_lib.family import (
     row_batches,
     sample,
     short_sentences,
+    small_tokenizer,
     window_attention,
 )
 from transformer_lib.hello import attention as attention_on_lists
@@ -765,7 +766,9 @@ def test_sentences_without_a_mirror(monkeypatch, tmp_path):
     assert not set(train) & set(held) and max(map(len, train + held)) <= 60
     words = {word for text in train + held for word in re.findall(r"[\w']+", text)}
     assert len(words) <= 60
-    assert len(short_sentences(60, None)[1]) > len(train)
+    _, everything, _ = short_sentences(60, None)
+    assert len(everything) > len(train)
+    assert small_tokenizer(everything).vocab_size == 400
 
 
 @pytest.mark.parametrize("member", ["GPT", "BERT", "LLaMA"])

@@ -7,10 +7,11 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/20_f
 # %% auto #0
 __all__ = ['CHOICES', 'MEMBERS', 'FamilyConfig', 'check_family', 'rotate', 'RotaryLinear', 'GroupedAttention',
            'FamilyFeedForward', 'build_norm', 'build_layer', 'build_stack', 'NoPositions', 'family_positions',
-           'OneStack', 'TwoStacks', 'build_model', 'short_sentences', 'count_pairs', 'row_batches', 'fit',
-           'next_token_loss', 'filter_logits', 'sample', 'mask_tokens', 'hidden_loss', 'random_spans', 'cut_spans',
-           'fill_spans', 'cut_batch', 'span_loss', 'cut_patches', 'ImageClassifier', 'attention_reading_once',
-           'block_scores', 'blocks', 'OnlineAttention', 'online_attention', 'window_attention', 'linear_attention']
+           'OneStack', 'TwoStacks', 'build_model', 'short_sentences', 'small_tokenizer', 'count_pairs', 'row_batches',
+           'fit', 'next_token_loss', 'filter_logits', 'sample', 'mask_tokens', 'hidden_loss', 'random_spans',
+           'cut_spans', 'fill_spans', 'cut_batch', 'span_loss', 'cut_patches', 'ImageClassifier',
+           'attention_reading_once', 'block_scores', 'blocks', 'OnlineAttention', 'online_attention',
+           'window_attention', 'linear_attention']
 
 # %% ../notebooks/20_family.ipynb #1570854f
 import random
@@ -32,7 +33,14 @@ from .encoder import Encoder, EncoderLayer, FeedForward
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .objective import build_optimizer, label_smoothed_cross_entropy
 from .positions import LearnedPositions, frequencies
-from .text import BOS, EOS, PAD, CorpusUnavailable, load_corpus
+from transformer_lib.text import (
+    BOS,
+    EOS,
+    PAD,
+    CorpusUnavailable,
+    Tokenizer,
+    load_corpus,
+)
 from transformer_lib.transformer import (
     Embeddings,
     Transformer,
@@ -396,6 +404,16 @@ def short_sentences(
         texts = [text for text in texts if known.issuperset(split[text])]
     random.Random(20).shuffle(texts)
     return corpus.name, texts[held:], texts[:held]
+
+# %% ../notebooks/20_family.ipynb #1bf0c11c
+def small_tokenizer(texts: Sequence[str]) -> Tokenizer:
+    """A unigram tokenizer of 700 pieces, or fewer where the text does not have them."""
+    for pieces in (700, 600, 500):
+        try:
+            return Tokenizer.train(texts, pieces, kind="unigram")
+        except ValueError:  # more pieces than the text can give
+            continue
+    return Tokenizer.train(texts, 400, kind="unigram")
 
 # %% ../notebooks/20_family.ipynb #29b579ec
 def count_pairs(

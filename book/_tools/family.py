@@ -26,16 +26,15 @@ from transformer_lib.family import (
     fit,
     next_token_loss,
     short_sentences,
+    small_tokenizer,
 )
-from transformer_lib.text import BOS, EOS, Tokenizer
+from transformer_lib.text import BOS, EOS
 from transformer_lib.training import environment_record, write_json
 
 OUT = Path(__file__).resolve().parents[2] / "evidence" / "family-small.json"
 SMALL = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 128, "dropout": 0.0}
 CORPUS, TEXTS, HELD = short_sentences()
-TOKENIZER = Tokenizer.train(
-    TEXTS, 700 if CORPUS.startswith("tatoeba") else 400, kind="unigram"
-)
+TOKENIZER = small_tokenizer(TEXTS)
 V = TOKENIZER.vocab_size
 
 
