@@ -70,6 +70,13 @@ def pack_figures(images: Path) -> None:
         path.unlink()
 
 
+def outdated(app, env, added, changed, removed):
+    """Pages older than one of these extensions: Sphinx would leave them as they are."""
+    newest = max(file.stat().st_mtime for file in Path(__file__).parent.glob("*.py"))
+    built = {name: Path(app.builder.get_outfilename(name)) for name in env.found_docs}
+    return [n for n, p in built.items() if p.exists() and p.stat().st_mtime < newest]
+
+
 def finish(app, error):
     """After the last page: mend them all; a page mended before stays as it is."""
     if error or app.builder.format != "html":
@@ -87,5 +94,6 @@ def finish(app, error):
 
 
 def setup(app):
+    app.connect("env-get-outdated", outdated)
     app.connect("build-finished", finish)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
