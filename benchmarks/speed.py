@@ -40,11 +40,14 @@ def main(arguments=None) -> dict:
     parser.add_argument("--out", type=Path, help="where the figures are written")
     asked = parser.parse_args(arguments)
     if asked.quick:
-        asked.size, asked.vocab_size, asked.max_tokens = "tiny", 340, 400
+        asked.size, asked.max_tokens = "tiny", 400
         asked.rounds = asked.updates = 1
     torch.set_num_threads(asked.threads)
     pairs = None if asked.quick else pairs_of("tatoeba-en-de", 60_000)
-    name = "tatoeba-en-de" if pairs else "grammar-en-de"
+    name = "tatoeba-en-de"
+    if pairs is None:  # the grammar has few words, not thousands of pieces
+        name, asked.vocab_size = "grammar-en-de", 340
+        print("on the embedded grammar")
     changes = LADDER | ({} if asked.quick else MORE)
     if asked.device == "cpu":
         changes.pop("compiled", None)  # chapter 14 compiles one layer there
