@@ -23,7 +23,6 @@ from transformer_lib.transformer import TransformerConfig
 
 ROOT = Path(__file__).parents[1]
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BIG = {"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout": 0.3}
 MORE = {"chunked loss": {"loss": "chunked"}, "compiled": {"compiled": True}}
 
 
@@ -53,8 +52,11 @@ def main(arguments=None) -> dict:
         changes.pop("compiled", None)  # chapter 14 compiles one layer there
     with tempfile.TemporaryDirectory() as folder:
         ready = prepared(pairs or pairs_of(name, 1000), folder, asked.vocab_size)
-        settings = BIG if asked.size == "big" else SIZES[asked.size]
-        config = TransformerConfig(ready.tokenizer.vocab_size, **settings)
+        vocab_size = ready.tokenizer.vocab_size
+        if asked.size == "big":
+            config = TransformerConfig.big(vocab_size)
+        else:
+            config = TransformerConfig(vocab_size, **SIZES[asked.size])
         lines = climb(config, ready.train, asked.max_tokens, asked.updates,
                       asked.rounds, changes, asked.device)  # fmt: skip
         data = {"corpus": name, "sha256": ready.data["train"]["sha256"]}

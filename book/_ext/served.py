@@ -85,9 +85,10 @@ def finish(app, error):
     pages = set()
     for path in Path(app.outdir).rglob("*.html"):
         html = path.read_text("utf-8")
-        pages.add(mend(html))
-        if mend(html) != html:
-            path.write_text(mend(html), encoding="utf-8")
+        mended = mend(html)
+        pages.add(mended)
+        if mended != html:
+            path.write_text(mended, encoding="utf-8")
     static = Path(app.outdir) / "_static"
     styles = (static / "styles/pydata-sphinx-theme.css").read_text("utf-8")
     write_icons(static, icons_of(pages, styles))
