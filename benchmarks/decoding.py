@@ -28,11 +28,12 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+from kept import keep  # noqa: E402
 from oracles import ctranslate2_model, marian, token_names  # noqa: E402
 
 from transformer_lib.decoding import CachedSteps, FullSteps, search  # noqa: E402
 from transformer_lib.text import BOS, EOS, PAD  # noqa: E402
-from transformer_lib.training import environment_record, write_json  # noqa: E402
+from transformer_lib.training import environment_record  # noqa: E402
 from transformer_lib.transformer import Transformer, TransformerConfig  # noqa: E402
 
 BASE = {"vocab_size": 8000, "dropout": 0.0}
@@ -192,13 +193,7 @@ def main(arguments=None) -> dict:
         "peers": {name: version(name) for name in ("transformers", "ctranslate2")},
         "results": table,
     }
-    out = given.out
-    if out is None and not given.quick:
-        out = ROOT / "evidence/benchmarks/decoding.json"
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, record)
-        print(f"written: {out}")
+    keep(record, "decoding", given.out, given.quick)
     return record
 
 

@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 
 import torch
+from kept import keep
 from training import SIZES, pairs_of, prepared
 
 from transformer_lib.speed import LADDER, climb, matmul_ceiling
-from transformer_lib.training import environment_record, write_json
+from transformer_lib.training import environment_record
 from transformer_lib.transformer import TransformerConfig
 
-ROOT = Path(__file__).parents[1]
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MORE = {"chunked loss": {"loss": "chunked"}, "compiled": {"compiled": True}}
 
@@ -77,13 +77,7 @@ def main(arguments=None) -> dict:
         "ceiling": ceiling,
         "ladder": lines,
     }
-    out = asked.out
-    if out is None and not asked.quick:
-        out = ROOT / f"evidence/benchmarks/speed-{asked.device}.json"
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, record)
-        print(f"written: {out}")
+    keep(record, f"speed-{asked.device}", asked.out, asked.quick)
     return record
 
 

@@ -25,14 +25,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from kept import keep
 
 from transformer_lib.batches import Prepared, make_batch, plan_batches, prepare
 from transformer_lib.objective import build_optimizer
 from transformer_lib.text import BOS, EOS, PAD, CorpusUnavailable, load_corpus
-from transformer_lib.training import environment_record, update, write_json
+from transformer_lib.training import environment_record, update
 from transformer_lib.transformer import Transformer, TransformerConfig
 
-ROOT = Path(__file__).parents[1]
 SIZES = {
     "tiny": {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64},
     "small": {"d_model": 256, "num_heads": 4, "num_layers": 2, "d_ff": 1024},
@@ -231,13 +231,7 @@ def main(arguments=None) -> dict:
         "peers": {"transformers": version("transformers")},
         "results": results,
     }  # fmt: skip
-    out = asked.out
-    if out is None and not asked.quick:
-        out = ROOT / "evidence/benchmarks/training.json"
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, record)
-        print(f"written: {out}")
+    keep(record, "training", asked.out, asked.quick)
     return record
 
 

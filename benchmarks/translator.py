@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[1]
 HTML = ROOT / "_build" / "html"
 sys.path.insert(0, str(ROOT / "tests"))
 from conftest import BROWSER, FLAGS, Quiet  # noqa: E402
+from kept import keep  # noqa: E402
 
-from transformer_lib.training import environment_record, write_json  # noqa: E402
+from transformer_lib.training import environment_record  # noqa: E402
 
 SENTENCES = """\
 We have to wait until tomorrow.
@@ -123,13 +124,7 @@ def main(arguments=None) -> dict:
             f"longest {times['max_seconds']:.2f} s of {len(times['seconds'])}"
         )
     print(f"loaded {record['results']['loaded_megabytes']} MB")
-    out = given.out
-    if out is None and not given.quick:
-        out = ROOT / "evidence/benchmarks/translator.json"
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, record)
-        print(f"written: {out}")
+    keep(record, "translator", given.out, given.quick)
     return record
 
 

@@ -1,0 +1,17 @@
+"""Where the figures of a benchmark are kept."""
+
+from pathlib import Path
+
+from transformer_lib.training import write_json
+
+EVIDENCE = Path(__file__).parents[1] / "evidence" / "benchmarks"
+
+
+def keep(record: dict, name: str, out: Path | None, quick: bool) -> None:
+    """Write a record where it was asked for; else a full run goes into the evidence."""
+    if out is None and not quick:
+        out = EVIDENCE / f"{name}.json"
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, record)
+        print(f"written: {out}")
