@@ -27,7 +27,8 @@ import importlib.util
 
 if importlib.util.find_spec("transformer_lib") is None:
     %pip install -q git+https://github.com/literate-transformer/literate-transformer"""
-MORE = {"21_serving": "\n    %pip install -q onnx onnxscript onnxruntime"}
+ENGINES = "onnx onnxscript onnxruntime ctranslate2 transformers"
+MORE = {"21_serving": ENGINES, "90_command_line": "ctranslate2"}
 MYST = re.compile(
     r"^\s*(`{3,}\{[\w-]+\}|:{3,}\{?[\w-]+|\$\$.*\$\$\s*\(\w+\))|\{\w+\}`", re.M
 )
@@ -79,7 +80,8 @@ def test_cells_are_not_empty(path):
 def test_colab_guard(path):
     guards = [c for c in cells(path, "code") if "%pip" in c["source"]]
     assert len(guards) == 1, "one cell installs the library on Colab"
-    assert guards[0]["source"] == GUARD + MORE.get(path.stem, "")
+    more = [f"\n    %pip install -q {MORE[path.stem]}"] if path.stem in MORE else []
+    assert guards[0]["source"] == "".join([GUARD, *more])
     assert guards[0]["metadata"].get("tags") == ["remove-cell"]
     assert guards[0] in cells(path, "code")[:2], (
         "before anything that needs the library"
