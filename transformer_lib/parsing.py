@@ -180,8 +180,9 @@ def draw_tree(tree: Tree, ax, size: float = 9.0) -> None:
         below = [visit(child) for child in node.children]
         x = (below[0][0] + below[-1][0]) / 2
         y = max(height for _, height in below) + 1
-        for child_x, child_y in below:
-            ax.plot([x, child_x], [y, child_y], color="0.6", linewidth=0.8, zorder=0)
+        for child_x, child_y in below:  # aslant for one level, then straight down
+            ax.plot([x, child_x, child_x], [y, y - 1, child_y], color="0.6",
+                    linewidth=0.8, zorder=0)  # fmt: skip
         ax.text(x, y, node.label, **style)
         return x, y
 
@@ -681,7 +682,7 @@ def split_words(text: str) -> list[str]:
     """Cut a typed sentence into words as treebanks do: punctuation stands alone."""
     return re.findall(r"\w+(?:[.'’/]\w+)*|[^\w\s]", text)
 
-
+# %% ../notebooks/17_parsing.ipynb #6b691968
 def chunks(tokens: Iterable[str]) -> list[str]:
     """One chunk for each word: the brackets that open before it, XX, those that close.
 
@@ -696,7 +697,7 @@ def chunks(tokens: Iterable[str]) -> list[str]:
         done = done or token == WORD
     return ["_".join(chunk) for chunk in found]
 
-
+# %% ../notebooks/17_parsing.ipynb #1fb472c0
 def tree_pair(tree: Tree, tokenizer: Tokenizer | None = None) -> tuple[str, str]:
     """Source and target of a clean tree, as text.
 

@@ -711,8 +711,10 @@ return {
 };
 """
 COST_STYLE = """
-.interactive-figure .costs { width: 100%; min-width: 27rem; max-width: 34rem;
-  font-size: 12px; display: block; fill: currentColor; }
+.interactive-figure .costs { width: 100%; max-width: 34rem; font-size: 12px;
+  display: block; fill: currentColor; }
+@media (max-width: 34rem) { .interactive-figure .costs { font-size: 14px; } }
+.interactive-figure:has(.costs) legend { width: auto; padding-right: .6rem; }
 .interactive-figure .costs > path { stroke: var(--line); stroke-width: .7; }
 .interactive-figure .one circle, .interactive-figure .ensemble rect {
   fill: var(--blue); }
