@@ -18,23 +18,19 @@ forced end, theirs does not.
 import argparse
 import hashlib
 import statistics
-import sys
 import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from kept import keep
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-from kept import keep  # noqa: E402
-from oracles import ctranslate2_model, marian, token_names  # noqa: E402
-
-from transformer_lib.decoding import CachedSteps, FullSteps, search  # noqa: E402
-from transformer_lib.text import BOS, EOS, PAD  # noqa: E402
-from transformer_lib.training import environment_record  # noqa: E402
-from transformer_lib.transformer import Transformer, TransformerConfig  # noqa: E402
+from transformer_lib.decoding import CachedSteps, FullSteps, search
+from transformer_lib.serving import ctranslate2_spec, to_marian
+from transformer_lib.text import BOS, EOS, PAD
+from transformer_lib.training import environment_record
+from transformer_lib.transformer import Transformer, TransformerConfig
 
 BASE = {"vocab_size": 8000, "dropout": 0.0}
 TINY = {"vocab_size": 200, "d_model": 64, "num_heads": 2, "num_layers": 1}
@@ -76,7 +72,7 @@ def ours(kind, model, src_ids, beam_size, length):
 
 
 def hugging_face(model, src_ids, beam_size, length):
-    twin, mask = marian(model), src_ids != PAD
+    twin, mask = to_marian(model), src_ids != PAD
 
     def run():
         with torch.inference_mode():
@@ -92,17 +88,28 @@ def hugging_face(model, src_ids, beam_size, length):
     return run
 
 
+def token_names(vocab_size: int) -> list[str]:
+    """A name for each id; CTranslate2 reads and writes names."""
+    return ["<pad>", "<unk>", "<s>", "</s>", *(f"t{i}" for i in range(4, vocab_size))]
+
+
 def ctranslate2_engine(model, src_ids, beam_size, length, kind, folder, threads):
     import ctranslate2
 
-    quantization = None if kind == "float32" else kind
-    path = ctranslate2_model(model, Path(folder) / kind, quantization)
+    path = Path(folder) / kind
+    path.mkdir()
+    spec = ctranslate2_spec(model, token_names(model.config.vocab_size))
+    spec.validate()
+    spec.optimize(quantization=None if kind == "float32" else kind)
+    spec.save(str(path))
     engine = ctranslate2.Translator(
         str(path), compute_type=kind, intra_threads=threads, inter_threads=1
     )
     names = token_names(model.config.vocab_size)
     number = {name: i for i, name in enumerate(names)}
-    source = [[names[i] for i in row if i != PAD] for row in src_ids.tolist()]
+    source = [
+        [names[i] for i in row if i not in (PAD, EOS)] for row in src_ids.tolist()
+    ]
 
     def run():
         found = engine.translate_batch(

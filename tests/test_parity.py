@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles import ctranslate2_model, marian, token_names
 
 from transformer_lib.batches import pad
 from transformer_lib.decoding import beam_search, force_score, greedy_decode
+from transformer_lib.serving import CTranslate2Model, export_ctranslate2, to_marian
 from transformer_lib.text import BOS, EOS, PAD
 from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import torch_twin
@@ -136,7 +136,7 @@ def test_torch_greedy(shipped, batch):
 @pytest.fixture(scope="module")
 def hugging_face(shipped):
     needs("transformers")
-    return marian(shipped[0])
+    return to_marian(shipped[0])
 
 
 @torch.no_grad()
@@ -189,30 +189,24 @@ def test_marian_beam_without_penalty(hugging_face, shipped, batch):
 
 @pytest.fixture(scope="module")
 def engine(shipped, tmp_path_factory):
-    ctranslate2 = needs("ctranslate2")
-    folder = ctranslate2_model(shipped[0], tmp_path_factory.mktemp("ct2"))
-    return ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
+    needs("ctranslate2")
+    folder = tmp_path_factory.mktemp("ct2") / "it"
+    return CTranslate2Model(export_ctranslate2(*shipped, folder))
 
 
-def test_ctranslate2_log_probabilities(engine, shipped, batch, ours):
+def test_ctranslate2_log_probabilities(engine, batch, ours):
     src, _, targets = batch
-    names = token_names(shipped[0].config.vocab_size)
-    source = [[names[i] for i in row if i != PAD] for row in src.tolist()]
-    found = engine.score_batch(source, [[names[i] for i in ids] for ids in targets])
-    for row, (result, ids) in enumerate(zip(found, targets, strict=True)):
+    source = [[i for i in row if i not in (PAD, EOS)] for row in src.tolist()]
+    found = engine.token_scores(source, targets)
+    for row, (got, ids) in enumerate(zip(found, targets, strict=True)):
         wanted = ours[row].gather(-1, torch.tensor([*ids, EOS])[:, None])[:, 0]
-        got = torch.tensor(result.log_probs)
-        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.tensor(got), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_ctranslate2_greedy(engine, shipped, batch):
-    src = batch[0]
-    names = token_names(shipped[0].config.vocab_size)
-    number = {name: i for i, name in enumerate(names)}
-    source = [[names[i] for i in row if i != PAD] for row in src.tolist()]
-    found = engine.translate_batch(source, beam_size=1, max_decoding_length=60)
-    theirs = [[number[name] for name in result.hypotheses[0]] for result in found]
-    assert theirs == greedy_decode(shipped[0], src)
+    model, tokenizer = shipped
+    theirs = engine([english for english, _ in PAIRS], beam_size=1)
+    assert theirs == [tokenizer.decode(ids) for ids in greedy_decode(model, batch[0])]
 
 
 def test_benchmark_runs(tmp_path, capsys):

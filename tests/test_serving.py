@@ -1,9 +1,13 @@
-"""Chapter 21: the exported graphs against the library, files whole or not at all."""
+"""Chapter 21: each export against the library, files whole or not at all, a server."""
 
 import functools
 import hashlib
+import http.client
 import json
+import socket
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -14,7 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_lib import serving
-from transformer_lib.decoding import CachedSteps, FullSteps, beam_search
+from transformer_lib.batches import pad
+from transformer_lib.decoding import (
+    CachedSteps,
+    FullSteps,
+    beam_search,
+    greedy_decode,
+)
 from transformer_lib.exercises.serving import (
     check_in_8_bits,
     check_normalize,
@@ -22,11 +32,22 @@ from transformer_lib.exercises.serving import (
 )
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.serving import (
+    CTranslate2Model,
     OnnxModel,
     OnnxSteps,
+    export_ctranslate2,
+    export_marian,
     export_onnx,
+    from_marian,
     in_16_bits,
+    marian_config,
+    marian_model,
+    marian_places,
+    marian_scores,
     pack_weights,
+    sines_first,
+    to_marian,
+    token_scores,
     tokenizer_data,
 )
 from transformer_lib.text import (
@@ -386,6 +407,289 @@ def test_the_model_is_left_as_it_was(monkeypatch):
     )
     serving.graphs_of(model)
     assert seen == [False, False] and model.training
+
+
+# --- engines that know the Transformer ------------------------------------------------
+
+TEXTS = ["My brother lives in Boston.", "naïve ☕ 😀", "x", "two  spaces\tand a tab ",
+         "Help! He's got 3,000 (three thousand) of them."]  # fmt: skip
+
+
+def small_model(**changes):
+    """A small model with the paper's architecture, but for the changes; odd weights."""
+    _, tokenizer, _ = other_model()
+    sizes = {"d_model": 24, "num_heads": 3, "num_layers": 2, "d_ff": 40}
+    torch.manual_seed(2)
+    model = Transformer(TransformerConfig(tokenizer.vocab_size, **sizes | changes))
+    with torch.no_grad():  # no number is one by accident
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5)
+    return model.eval(), tokenizer
+
+
+def outputs_for(tokenizer):
+    """Ids of some sources, and of outputs that no model would say."""
+    src = tokenizer.encode_all(TEXTS)
+    return src, [ids[::-1] for ids in src]
+
+
+def assert_same_scores(found, wanted):
+    assert [len(row) for row in found] == [len(row) for row in wanted]
+    assert np.abs(np.concatenate(found) - np.concatenate(wanted)).max() < 1e-4
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])
+def test_marian_says_the_same(tmp_path, changes):
+    """By transformers' own classes, from the folder alone."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    model, tokenizer = small_model(**changes)
+    export_marian(model, tokenizer, tmp_path / "it")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "it")
+    src, tgt = outputs_for(tokenizer)
+    assert theirs(TEXTS)["input_ids"] == [[*ids, EOS] for ids in src]
+    for ids in src:
+        assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
+    wanted = token_scores(model, src, tgt)
+    assert_same_scores(marian_scores(tmp_path / "it", src, tgt), wanted)
+    twin = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "it")
+    given = theirs(TEXTS, return_tensors="pt", padding=True)
+    said = twin.generate(**given, num_beams=1, max_new_tokens=9).tolist()
+    ours = greedy_decode(model, pad([[*ids, EOS] for ids in src]), max_extra=90)
+    for row, ids in zip(said, ours, strict=True):
+        assert [i for i in row[1:] if i not in (PAD, EOS)] == ids[:9]
+
+
+def test_marian_has_the_same_gradients():
+    model, tokenizer = small_model()
+    twin = to_marian(model)
+    ids = torch.tensor([[5, 6, 7, EOS]])
+    model(ids, ids).log_softmax(dim=-1)[0, :, 9].sum().backward()
+    twin(ids, decoder_input_ids=ids).logits.log_softmax(-1)[0, :, 9].sum().backward()
+    theirs, order = dict(twin.named_parameters()), sines_first(24)
+    for name, tensor, axes in marian_places(model):
+        grad = tensor.grad
+        for axis in axes:
+            grad = grad.index_select(axis, order)
+        torch.testing.assert_close(theirs[name].grad, grad, atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.booleans())
+def test_marian_and_back_is_the_same_model(heads, width, layers, bias):
+    sizes = {"d_model": 2 * heads * width, "num_heads": heads, "num_layers": layers}
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(50, d_ff=7, attention_bias=bias, **sizes))
+    back = marian_model(to_marian(model)).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back.pop(name), tensor)
+    assert not any(tensor.any() for tensor in back.values())  # biases that it lacks
+
+
+@pytest.mark.parametrize("change, telling", [
+    ({"activation_function": "swish"}, "activation_function='swish'"),
+    ({"scale_embedding": False}, "scale_embedding=False"),
+    ({"decoder_start_token_id": PAD}, "decoder_start_token_id=0"),
+    ({"decoder_layers": 1}, "decoder_layers=1"),
+])  # fmt: skip
+def test_other_marians_are_refused(change, telling):
+    """Such as those of the hub: another activation, a start by the padding symbol."""
+    from transformers import MarianMTModel
+
+    model, _ = small_model()
+    twin = MarianMTModel(marian_config(model, **change))
+    with pytest.raises(ValueError, match=telling):
+        marian_model(twin)
+
+
+def test_marian_with_biases_at_its_output_is_refused():
+    twin = to_marian(small_model()[0])
+    twin.final_logits_bias += 1
+    with pytest.raises(ValueError, match="biases at its output"):
+        marian_model(twin)
+
+
+def test_what_is_no_marian_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no Marian model"):
+        from_marian(tmp_path)
+    model, tokenizer = small_model()
+    folder = export_marian(model, tokenizer, tmp_path / "it")
+    names = json.loads((folder / "vocab.json").read_text("utf-8"))
+    names = {name: -i for name, i in names.items()}
+    (folder / "vocab.json").write_text(json.dumps(names), encoding="utf-8")
+    with pytest.raises(ValueError, match="must share one SentencePiece"):
+        from_marian(folder)
+
+
+@pytest.mark.parametrize("changes", [
+    {"norm_first": True}, {"tie_embeddings": False}, {"positions": "learned"},
+    {"d_k": 5}, {"d_v": 9},
+])  # fmt: skip
+def test_marian_has_no_place_for_other_architectures(tmp_path, changes):
+    model, tokenizer = small_model(**changes)
+    (name, value), *_ = changes.items()
+    with pytest.raises(ValueError, match=f"Marian has no place for {name}={value!r}"):
+        export_marian(model, tokenizer, tmp_path / "it")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"norm_first": True}, {"tie_embeddings": False, "attention_bias": True},
+    {"positions": "learned", "max_length": 90},
+])  # fmt: skip
+def test_ctranslate2_says_the_same(tmp_path, changes):
+    model, tokenizer = small_model(**changes)
+    engine = CTranslate2Model(export_ctranslate2(model, tokenizer, tmp_path / "it"))
+    src, tgt = outputs_for(tokenizer)
+    found, wanted = engine.token_scores(src, tgt), token_scores(model, src, tgt)
+    assert_same_scores(found, wanted)
+    eighth = export_ctranslate2(model, tokenizer, tmp_path / "8", "int8")
+    size = (eighth / "model.bin").stat().st_size
+    assert size < (tmp_path / "it" / "model.bin").stat().st_size
+
+
+def test_ctranslate2_has_no_place_for_odd_heads(tmp_path):
+    model, tokenizer, _ = other_model()
+    with pytest.raises(ValueError, match="CTranslate2 has no place for d_k=5"):
+        export_ctranslate2(model, tokenizer, tmp_path / "it")
+    with pytest.raises(ValueError, match='kind=\'int4\': must be "float32"'):
+        export_ctranslate2(model, tokenizer, tmp_path / "it", "int4")
+    with pytest.raises(ValueError, match="is no export for CTranslate2"):
+        CTranslate2Model(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    model, tokenizer, _ = load_pretrained("tatoeba-en-de")
+    folder = tmp_path_factory.mktemp("engine") / "int8"
+    return CTranslate2Model(export_ctranslate2(model, tokenizer, folder, "int8"))
+
+
+def test_one_line_for_each_line(engine):
+    """Nothing, spaces, and far more than any position the engine knows."""
+    lines = ["Where is the station?", "", "   ", "I am here. " * 700, "🙂"]
+    found = engine(lines)
+    assert len(found) == len(lines) and engine([]) == []
+    assert found[0] == "Wo ist der Bahnhof?" and found[1] == found[2] == ""
+    assert found[:1] == engine(lines[:1])
+
+
+# --- one command ----------------------------------------------------------------------
+
+
+def test_all_exports_are_proved(tmp_path):
+    model, tokenizer = small_model()
+    folders = serving.export(model, tokenizer, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(serving.KINDS)
+    apart = serving.prove(model, tokenizer, folders, ["", *TEXTS])
+    assert apart.keys() == folders.keys()
+    assert all(x < 1e-4 for kind, x in apart.items() if "int8" not in kind)
+    assert 1e-4 < apart["ctranslate2-int8"] < 1
+    again = serving.export(model, tokenizer, tmp_path, kinds=["marian"])
+    assert again == {"marian": tmp_path / "marian"}
+    with torch.no_grad():
+        model.encoder.layers[0].feed_forward.w_2.bias[0] += 1
+    for kind in ("onnx", "marian", "ctranslate2"):
+        with pytest.raises(RuntimeError, match="off by .*do not use it"):
+            serving.prove(model, tokenizer, {kind: folders[kind]}, TEXTS)
+    with pytest.raises(ValueError, match="no sentence has a word"):
+        serving.prove(model, tokenizer, folders, ["", "  "])
+    with pytest.raises(ValueError, match="tflite: there are onnx, marian"):
+        serving.export(model, tokenizer, tmp_path, kinds=["tflite"])
+
+
+@pytest.mark.parametrize("write", [export_marian, export_ctranslate2])
+def test_engines_write_over_nothing_else(tmp_path, write):
+    model, tokenizer = small_model()
+    write(model, tokenizer, tmp_path / "it")
+    write(model, tokenizer, tmp_path / "it")
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds something else"):
+        write(model, tokenizer, tmp_path)
+    with pytest.raises(ValueError, match="give the one it was trained with"):
+        write(Transformer(TransformerConfig(9, 8, 2)), tokenizer, tmp_path / "new")
+
+
+# --- a server -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served():
+    """A server that says sentences backwards, and a function that asks it."""
+
+    def translate(texts):
+        if "fail" in texts:
+            raise RuntimeError("no memory")
+        return [text[::-1] for text in texts]
+
+    server = serving.translation_server(translate)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def ask(method="POST", path="/translate", body=b"", headers=None):
+        connection = http.client.HTTPConnection(*server.server_address, timeout=20)
+        connection.request(method, path, body, headers or {})
+        reply = connection.getresponse()
+        content = json.loads(reply.read())
+        connection.close()
+        return reply.status, content
+
+    yield ask
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("text, answer", [
+    ("Grüße", ["eßürG"]), (["ab", "☕ c"], ["ba", "c ☕"]), ([], []), ("", [""]),
+])  # fmt: skip
+def test_a_server_answers(served, text, answer):
+    body = json.dumps({"text": text}).encode()
+    assert served(body=body) == (200, {"translations": answer})
+
+
+@pytest.mark.parametrize("body, telling", [
+    (b"", "send JSON"), (b"{", "send JSON"), (b"[]", "send JSON"), (b"3", "send JSON"),
+    (b'{"text": 3}', "must be a sentence"), (b'{"text": ["a", 3]}', "must be a"),
+    (b"\xff", "send JSON"), (b"x" * (2**20 + 1), "at most 1 MiB"),
+])  # fmt: skip
+def test_a_server_says_what_is_wrong(served, body, telling):
+    status, content = served(body=body)
+    assert status == 400 and telling in content["error"]
+    assert served(body=b'{"text": "ab"}') == (200, {"translations": ["ba"]})
+
+
+def test_a_server_goes_on(served):
+    assert served("GET", "/") == (200, {"status": "ready"})
+    assert served("GET", "/x")[0] == served(path="/x")[0] == 404
+    status, content = served(body=b'{"text": ["fail"]}')
+    assert status == 500 and content == {"error": "RuntimeError: no memory"}
+    assert served(headers={"Content-Length": "-1"})[0] == 400
+    assert served(body=b'{"text": "ab"}') == (200, {"translations": ["ba"]})
+
+
+def test_a_port_that_is_taken(served):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(OSError, match="give another --port"):
+            serving.translation_server(list, port=other.getsockname()[1])
+
+
+def test_many_ask_at_once(engine):
+    server = serving.translation_server(engine)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    texts = sentences(24)
+
+    def ask(text):
+        connection = http.client.HTTPConnection(*server.server_address, timeout=60)
+        connection.request("POST", "/translate", json.dumps({"text": text}).encode())
+        return json.loads(connection.getresponse().read())["translations"][0]
+
+    with ThreadPoolExecutor(8) as people:
+        assert list(people.map(ask, texts)) == [engine([text])[0] for text in texts]
+    server.shutdown()
+    server.server_close()
 
 
 # --- exercises ------------------------------------------------------------------------
