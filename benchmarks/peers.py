@@ -474,11 +474,12 @@ def main(arguments=None) -> dict:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=2, help="timed, each round")
-    parser.add_argument("--max-tokens", type=int, default=2048, help="of our batches")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="of our batches")
     parser.add_argument("--vocab-size", type=int, default=37_000)
     parser.add_argument("--size", default="base", choices=SIZES)
     parser.add_argument("--corpus", default="mixed")
     parser.add_argument("--sentences", type=int, default=320, help="to decode")
+    parser.add_argument("--work", type=Path, help="keep what is prepared here")
     parser.add_argument("--out", type=Path, help="where the figures are written")
     for name in ("--one", "--load", "--data"):
         parser.add_argument(name, help=argparse.SUPPRESS)
@@ -497,10 +498,15 @@ def main(arguments=None) -> dict:
     pairs = pairs_of(name, count)
     if pairs is None:
         raise SystemExit(f"{name} cannot be had here: name another --corpus.")
-    with tempfile.TemporaryDirectory() as place:
-        ready = prepared(pairs, place, asked.vocab_size)
-        runs = race(names, Path(place) / "data", asked)
-        decoding = decode(Path(place) / "exports", asked)
+    with tempfile.TemporaryDirectory() as aside:
+        place = asked.work or Path(aside)
+        if (place / "data").is_dir():
+            ready = load_prepared(place / "data")
+        else:
+            place.mkdir(parents=True, exist_ok=True)
+            ready = prepared(pairs, str(place), asked.vocab_size)
+        runs = race(names, place / "data", asked)
+        decoding = decode(place / "exports", asked)
     left_out = {} if asked.quick else {p: why_absent(p) for p in ABSENT}
     if missing:
         left_out |= {"JoeyNMT, x-transformers": missing}
@@ -522,7 +528,7 @@ def main(arguments=None) -> dict:
     return record
 
 
-HIDDEN = ("one", "load", "data", "round", "out")
+HIDDEN = ("one", "load", "data", "round", "out", "work")
 
 
 def report(record: dict) -> None:
