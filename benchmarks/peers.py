@@ -502,6 +502,8 @@ def main(arguments=None) -> dict:
         place = asked.work or Path(aside)
         if (place / "data").is_dir():
             ready = load_prepared(place / "data")
+            if ready.data["settings"]["vocab_size"] != asked.vocab_size:
+                raise SystemExit(f"{place}: prepared otherwise; name another --work.")
         else:
             place.mkdir(parents=True, exist_ok=True)
             ready = prepared(pairs, str(place), asked.vocab_size)
