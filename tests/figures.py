@@ -1,9 +1,11 @@
 """Interactive figures in Chromium, each in a page of its own, from a file."""
 
+import ast
 import html
 import json
 import re
 from contextlib import contextmanager
+from pathlib import Path
 
 STYLES = {
     "light": "body { background: #fff; color: #222832; font: 16px sans-serif; }",
@@ -57,6 +59,18 @@ def contents(figure):
     """What a figure gives its script: data, controls, state."""
     packed = re.search(r"data-figure='([^']*)'", figure._repr_html_())[1]
     return json.loads(html.unescape(packed))
+
+
+def figure_in(chapter, names, *starts):
+    """Run the cells of a chapter that start so; what the last one shows."""
+    path = Path(__file__).parents[1] / f"notebooks/{chapter}.ipynb"
+    cells = ["".join(c["source"]) for c in json.loads(path.read_text("utf-8"))["cells"]]
+    for start in starts:
+        (code,) = (cell for cell in cells if cell.startswith(start))
+        *lines, last = ast.parse(code).body
+        exec(compile(ast.Module(lines, []), start, "exec"), names)
+        shows = eval(compile(ast.Expression(last.value), start, "eval"), names)
+    return shows
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from figures import check_figure, contents, said, shown
+from figures import check_figure, contents, figure_in, said, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -358,6 +358,32 @@ def test_softmax_figure_answers(browser, softmax_view, tmp_path):
         page.get_by_role("button", name="d_k", exact=True).click()
         check(4, 9, 2)
         assert said(page).startswith("d_k = 512, scores divided by d_k = 512")
+
+
+def test_temperature_figure_turns_the_softmax(browser, tmp_path):
+    import matplotlib.pyplot as plt
+
+    from transformer_lib import attention
+
+    names = {**vars(attention), "plt": plt}
+    starts = "draw = torch.Generator", "dialled = "
+    figure = figure_in("02_attention", names, *starts)
+    marks = [(".weight", "backgroundColor"), (".rail span", "backgroundColor")]
+    check_figure(browser, tmp_path, figure, marks)
+    rows = contents(figure)["data"]["rows"]
+    same = contents(softmax_figure())["data"]["rows"]  # at 1, 8 and 64
+    for mine, others in zip(rows, same, strict=True):
+        for at, other in zip((4, 10, 16), others[6]["states"], strict=True):
+            assert np.allclose(mine[0]["states"][at], other, rtol=1e-2, atol=1.1e-3)
+    with shown(browser, tmp_path, figure, width=800) as page:
+        slider = page.get_by_role("slider", name="temperature")
+        slider.focus()
+        page.keyboard.press("Home")
+        assert slider.get_attribute("aria-valuetext") == "0.25"
+        bars = [float(bar) for bar in page.locator(".keys b").all_inner_texts()]
+        assert np.allclose(bars, rows[0][0]["states"][0][3:], atol=6e-3)
+        page.get_by_role("button", name="next").click()
+        assert "scores divided by 0.354: the largest weight is 0.99" in said(page)
 
 
 def test_figures_run_when_put_in_later(browser, softmax_view, tmp_path):

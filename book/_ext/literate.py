@@ -163,9 +163,10 @@ class ChapterTimes(SphinxDirective):
         self.env.literate_tables[self.env.docname] = table_state(app)
         timings = timings_of(app)
         only = self.options.get("only", "").split()
-        rows = [
-            row for row in chapters(app) if not only or row[0].split("_")[0] in only
-        ]
+        rows = chapters(app)
+        if only:  # in that order
+            of = {row[0].split("_")[0]: row for row in rows}
+            rows = [of[number] for number in only if number in of]
         table = nodes.table(classes=["chapter-times"])
         group = nodes.tgroup(cols=3)
         table += group

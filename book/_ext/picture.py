@@ -207,8 +207,8 @@ def attention(column, kind, chapter, title, known, note):
     residual(column)
 
 
-def residual(column):
-    column.arrow("LayerNorm(x + that)", GAP + 8)
+def residual(column, length=GAP + 8):
+    column.arrow("LayerNorm(x + that)", length)
 
 
 def feed_forward(column, kind, chapter, known):
@@ -219,7 +219,7 @@ def feed_forward(column, kind, chapter, known):
         f"{c.d_model} → {c.d_ff:,} → {c.d_model}: {size(known['feed_forward'])}",
         arrow=False,
     )  # fmt: skip
-    residual(column)
+    residual(column, GAP + 16)  # the frame's edge is above the words
 
 
 def encoder(known) -> Column:
