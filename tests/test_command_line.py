@@ -216,3 +216,50 @@ def test_help_needs_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_export_says_how_near_it_is(at, capsys):
+    kinds = ["--to", "ctranslate2", "ctranslate2-int8"]
+    assert main(["export", "run", "--out", "out", *kinds]) == 0
+    first, exact, near = capsys.readouterr().out.splitlines()
+    assert "40 sentences of grammar-en-de" in first  # its own files have no test split
+    apart = [float(re.search(r"within (\S+) of", line)[1]) for line in (exact, near)]
+    assert apart[0] < 1e-4 < apart[1]
+    assert {path.name for path in (at / "out").iterdir()} == set(kinds[1:])
+    again = ["export", "run", "--out", "out", *kinds[:2], "--sentences", "test.en"]
+    assert main(again) == 0
+    assert "12 sentences of test.en" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words, telling", [
+    (["run", "--to", "tflite"], "tflite: there are onnx"),
+    (["nowhere"], "nowhere"),
+    (["run", "--to", "marian", "--sentences", "none.en"], "none.en cannot be read"),
+])  # fmt: skip
+def test_export_says_what_is_wrong(at, capsys, words, telling):
+    assert main(["export", *words, "--out", "wrong"]) == 2
+    assert telling in capsys.readouterr().err
+    assert not (at / "wrong").exists()
+
+
+def test_export_names_the_packages_it_lacks(at, capsys, monkeypatch):
+    monkeypatch.setattr(cli.util, "find_spec", lambda name: None)
+    assert main(["export", "run", "--out", "wrong"]) == 2
+    said = capsys.readouterr().err
+    assert "pip install onnx onnxscript onnxruntime transformers ctranslate2" in said
+
+
+def test_serve_answers_with_what_export_wrote(at, capsys, monkeypatch):
+    from http.server import ThreadingHTTPServer
+
+    assert main(["export", "run", "--out", "served", "--to", "ctranslate2-int8"]) == 0
+    found = []
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", found.append)
+    assert main(["serve", "served/ctranslate2-int8", "--port", "0"]) == 0
+    (server,) = found
+    host, port = server.server_address
+    assert f"Ready: POST http://{host}:{port}/translate" in capsys.readouterr().out
+    assert len(server.translate(["a dog", ""])) == 2
+    server.server_close()
+    assert main(["serve", "run"]) == 2
+    assert "run is no export for CTranslate2" in capsys.readouterr().err

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from transformer_lib.text import grammar_split
@@ -40,6 +42,28 @@ def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch):
         line += {"train": less, "prepare": " --vocab-size 700"}.get(line.split()[1], "")
         subprocess.run(line, shell=True, check=True, capture_output=True, timeout=300)
     assert Path("new.de").read_text("utf-8").count("\n") == 5
+    into_the_world(README.split("## Out into the world")[1])
+
+
+def into_the_world(part):
+    """The run that was just made, exported, served and asked, by the README's lines."""
+    install, *lines = re.search(r"```sh\n(.*?)```", part, re.DOTALL)[1].splitlines()
+    extra = re.search(r"transformer-lib\[(\w+)\]", install)[1]
+    assert extra in metadata.metadata("transformer-lib").get_all("Provides-Extra")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = "\n".join(lines).replace("8000", port) + "\nkill %1\n"
+    done = subprocess.run(
+        ["bash", "-em"], input=script, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert list(said) == ["translations"] and len(said["translations"]) == 1
+    kinds = {"onnx", "marian", "ctranslate2", "ctranslate2-int8"}
+    assert {path.name for path in Path("exported").iterdir()} == kinds
+    for kind in kinds:
+        assert f"exported/{kind}: within" in done.stdout
 
 
 def test_linked_files_exist():
