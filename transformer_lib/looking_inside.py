@@ -421,7 +421,7 @@ def heat_map_svg(
                              f'fill-opacity="{weight:.2f}"/>')  # fmt: skip
     return "".join([*parts, "</svg>"])
 
-# %% ../notebooks/18_looking_inside.ipynb #cc6a940c
+
 class AttentionView:
     """A figure to click: choose a word, and see what it attends to.
 
@@ -732,7 +732,7 @@ def clause_words(clause: Clause, question: bool) -> tuple[list[str], list, dict]
     verb = next(i for i in range(end, len(words)) if words[i] in MAIN_VERBS)
     return words, phrases, {"subject": end - 1, "verb": verb, "object": len(words) - 1}
 
-# %% ../notebooks/18_looking_inside.ipynb #86368aeb
+
 def relation_sentence(rng: random.Random) -> tuple[str, dict[str, set]]:
     """An English sentence of chapter 08's grammar, and which word belongs to which.
 
@@ -774,7 +774,7 @@ def relation_sentence(rng: random.Random) -> tuple[str, dict[str, set]]:
     text = " ".join(words)
     return text[0].upper() + text[1:] + ("?" if drawn < 0.2 else "."), found
 
-# %% ../notebooks/18_looking_inside.ipynb #c266c68a
+
 def words_of(tokenizer: Tokenizer, sentence: str) -> list[str]:
     """The words of a sentence, signs apart, as most_attended counts them."""
     pieces = tokenizer.pieces(sentence)
@@ -826,12 +826,12 @@ OPENERS = frozenset(
     "them tom mary everything everyone all".split()
 )
 
-# %% ../notebooks/18_looking_inside.ipynb #cee029e4
+
 ENDS_SPLIT = re.compile(
     rf"\b({'|'.join(sorted(PARTICLES))})[{re.escape(''.join(sorted(SIGNS)))}]"
 )
 
-# %% ../notebooks/18_looking_inside.ipynb #e49bb810
+
 def split_verbs(
     tokenizer: Tokenizer, sentences: Iterable[str], nearest: int = 2
 ) -> Cases:
@@ -865,7 +865,7 @@ def split_verbs(
                     break
     return found
 
-# %% ../notebooks/18_looking_inside.ipynb #66655ae2
+
 OWNERS = {
     "his": "he tom john jack jim bob peter father brother man boy".split(),
     "her": "she mary jane susan mother sister woman girl".split(),
@@ -873,7 +873,7 @@ OWNERS = {
     "its": "it dog cat company country city".split(),
 }
 
-# %% ../notebooks/18_looking_inside.ipynb #218ed21a
+
 def possessives(tokenizer: Tokenizer, sentences: Iterable[str]) -> Cases:
     """Sentences with a possessive and one word before it that it can mean.
 
