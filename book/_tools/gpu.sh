@@ -1,6 +1,7 @@
 #!/bin/sh
 # gpu.sh OUT: on a machine with a GPU, train recipes/tatoeba-en-de-gpu.toml, score it, and
-# race the steps of chapter 14 with the big model.
+# race the steps of chapter 14 with the big model, and beam search with two other engines
+# (where transformers and ctranslate2 are installed).
 # OUT then holds the record (for evidence/) and the model in half precision (for
 # transformer_lib/pretrained/; join the parts of the weights with cat). Interrupted, it
 # goes on where it stopped. PYTHON names the interpreter; torch, sentencepiece,
@@ -17,6 +18,9 @@ $python -c "from transformer_lib.command_line import main; main()" average "$run
 cp "evidence/$recipe.json" "$out/"
 $python benchmarks/speed.py --device cuda --size big --max-tokens 12000 \
   --out "$out/speed-cuda.json"
+if $python -c "import transformers, ctranslate2"; then
+  $python benchmarks/decoding.py --device cuda --batch 64 --out "$out/decoding-cuda.json"
+fi
 (cd "$run/averaged" && split -b 15m weights.safetensors weights.part. && \
   tar -cf - recipe.json about.json tokenizer.model) > "$out/model.tar"
 mv "$run"/averaged/weights.part.* "$out/"
