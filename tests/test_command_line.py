@@ -254,7 +254,9 @@ def test_serve_answers_with_what_export_wrote(at, capsys, monkeypatch):
 
     assert main(["export", "run", "--out", "served", "--to", "ctranslate2-int8"]) == 0
     found = []
-    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", found.append)
+    monkeypatch.setattr(
+        ThreadingHTTPServer, "serve_forever", lambda server: found.append(server)
+    )
     assert main(["serve", "served/ctranslate2-int8", "--port", "0"]) == 0
     (server,) = found
     host, port = server.server_address
