@@ -581,7 +581,7 @@ def test_one_line_for_each_line(engine):
 def test_all_exports_are_proved(tmp_path):
     model, tokenizer = small_model()
     folders = serving.export(model, tokenizer, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == set(serving.KINDS)
+    assert {path.name for path in tmp_path.iterdir()} == set(serving.EXPORTS)
     apart = serving.prove(model, tokenizer, folders, ["", *TEXTS])
     assert apart.keys() == folders.keys()
     assert all(x < 1e-4 for kind, x in apart.items() if "int8" not in kind)

@@ -256,10 +256,10 @@ def run_ablate(asked: argparse.Namespace) -> None:
 # %% ../notebooks/90_command_line.ipynb #6724b595
 def run_export(asked: argparse.Namespace) -> None:
     """Write a model for other programs, and prove that each says the same."""
-    from transformer_lib.serving import KINDS, export, prove
+    from transformer_lib.serving import EXPORTS, export, prove
     from transformer_lib.training import load_pretrained
 
-    kinds = asked.to or KINDS
+    kinds = asked.to or EXPORTS
     needs(*(name for kind in kinds for name in PACKAGES.get(kind, ["ctranslate2"])))
     model, tokenizer, about = load_pretrained(asked.model)
     if asked.sentences:
