@@ -79,9 +79,14 @@ def hugging_face(model, src_ids, beam_size, length):
     def run():
         with torch.inference_mode():
             out = twin.generate(
-                input_ids=src_ids, attention_mask=mask, num_beams=beam_size,
-                do_sample=False, length_penalty=0.0, early_stopping=True,
-                min_new_tokens=length, max_new_tokens=length + 1,
+                input_ids=src_ids,
+                attention_mask=mask,
+                num_beams=beam_size,
+                do_sample=False,
+                length_penalty=0.0,
+                early_stopping=True,
+                min_new_tokens=length,
+                max_new_tokens=length + 1,
                 forced_eos_token_id=EOS,
             )
         assert (out[:, -1] == EOS).all()
@@ -100,15 +105,12 @@ def ctranslate2_engine(model, src_ids, beam_size, length, kind, folder, threads)
 
     path = Path(folder) / kind
     path.mkdir()
-    spec = ctranslate2_spec(model, token_names(model.config.vocab_size))
-    spec.validate()
-    spec.optimize(quantization=None if kind == "float32" else kind)
-    spec.save(str(path))
+    names = token_names(model.config.vocab_size)
+    ctranslate2_spec(model, names, kind).save(str(path))
     engine = ctranslate2.Translator(
         str(path), device=src_ids.device.type, compute_type=kind,
         intra_threads=threads, inter_threads=1,
     )  # fmt: skip
-    names = token_names(model.config.vocab_size)
     number = {name: i for i, name in enumerate(names)}
     source = [
         [names[i] for i in row if i not in (PAD, EOS)] for row in src_ids.tolist()
@@ -116,8 +118,11 @@ def ctranslate2_engine(model, src_ids, beam_size, length, kind, folder, threads)
 
     def run():
         found = engine.translate_batch(
-            source, beam_size=beam_size, length_penalty=0.0,
-            min_decoding_length=length, max_decoding_length=length,
+            source,
+            beam_size=beam_size,
+            length_penalty=0.0,
+            min_decoding_length=length,
+            max_decoding_length=length,
         )
         return [[[number[name] for name in r.hypotheses[0]]] for r in found]
 
@@ -198,8 +203,12 @@ def main(arguments=None) -> dict:
     record = {
         "benchmark": f"beam search on {given.device}, same weights",
         "settings": {
-            "model": settings, "threads": given.threads, "rounds": rounds,
-            "batch": len(src_ids), "beam_size": beam_size, "output_tokens": length,
+            "model": settings,
+            "threads": given.threads,
+            "rounds": rounds,
+            "batch": len(src_ids),
+            "beam_size": beam_size,
+            "output_tokens": length,
             "source_tokens": (src_ids != PAD).sum(dim=1).tolist(),
         },
         "data_sha256": hashlib.sha256(src_ids.cpu().numpy().tobytes()).hexdigest(),

@@ -12,17 +12,15 @@ for the model that ships.
 
 import argparse
 import hashlib
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from kept import keep
 
 from transformer_lib.evaluation import Translator, evaluate, tokenized_bleu
 from transformer_lib.text import Corpus, load_corpus
-from transformer_lib.training import environment_record, write_json
-
-ROOT = Path(__file__).parents[1]
+from transformer_lib.training import environment_record
 
 
 def score(translator: Translator, corpus: Corpus, language: str) -> dict:
@@ -45,9 +43,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("--pair", choices=("en-de", "en-fr"), default="en-de")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="50 sentences, no record")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "evidence/newstest2014-tatoeba-model.json"
-    )
+    parser.add_argument("--out", type=Path, help="where the record is written")
     asked = parser.parse_args(arguments)
     model = f"{asked.model}/averaged" if asked.averaged else asked.model
     translator = Translator.from_pretrained(model, asked.device)
@@ -69,11 +65,9 @@ def main(arguments=None) -> dict:
     }
     for name in ("BLEU", "tokenized_BLEU"):
         print(f"{record[name]['value']:6.2f}  {record[name]['signature']}")
-    if not asked.quick:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(asked.out, record)
+    keep(record, "../newstest2014-tatoeba-model", asked.out, asked.quick)
     return record
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

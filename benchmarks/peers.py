@@ -6,10 +6,10 @@
 Training: the paper's base model in ours, torch's nn.Transformer, Hugging Face's Marian,
 JoeyNMT and x-transformers; the first three hold the same weights, the others models of
 the same size. Same text, pieces, optimizer, dropout and threads, as many real tokens an
-update. Each run is a process of its own, so that its peak memory is its own; the
-rounds are interleaved, so that a slow moment of the machine hits all alike. "By length"
-are our batches; "random" is the usual way, a fixed number of pairs, padded to the
-longest.
+update. Each run is a process of its own, so that its peak memory is its own, above what
+the text and the loaded packages take; the rounds are interleaved, so that a slow moment
+of the machine hits all alike. "By length" are our batches; "random" is the usual way, a
+fixed number of pairs, padded to the longest.
 
 Decoding: the model that ships, as our Translator runs it and as chapter 21 exports it,
 beam 4, on the same sentences of its test set; BLEU of CTranslate2's two exports on all
@@ -34,7 +34,16 @@ import torch
 import torch.nn.functional as F
 from apart import memory
 from kept import keep
-from training import DROPOUT, EPSILON, RATE, SIZES, pairs_of, plans, prepared
+from training import (
+    DROPOUT,
+    EPSILON,
+    RATE,
+    SIZES,
+    padded_loss,
+    pairs_of,
+    plans,
+    prepared,
+)
 
 from transformer_lib.batches import load_prepared, make_batch
 from transformer_lib.objective import build_optimizer
@@ -66,11 +75,8 @@ class Peer:
             group["lr"] = RATE
 
     def loss(self, batch) -> torch.Tensor:
-        """The usual loss: torch's, of all places, padding ignored."""
-        return F.cross_entropy(
-            self.logits(batch).flatten(0, 1), batch.tgt_out.flatten(),
-            ignore_index=PAD, label_smoothing=EPSILON,
-        )  # fmt: skip
+        """The usual loss, of padded logits."""
+        return padded_loss(self.logits(batch), batch)
 
     def update(self, batch) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -238,6 +244,7 @@ def one_run(asked) -> dict:
     ours, usual = plans(ready.train, asked.max_tokens).values()
     plan = ours if kind.plan == "by length" else usual
     held_out = make_batch(ready.valid, range(min(16, len(ready.valid))))
+    kind(TransformerConfig(config.vocab_size, **SIZES["tiny"]))  # loads its packages
     before = memory("VmRSS")
     peer = kind(config)
     parameters = sum(p.numel() for p in peer.model.parameters() if p.requires_grad)
@@ -268,21 +275,26 @@ def held_out_loss(peer, batch) -> float:
     return F.cross_entropy(logits, batch.tgt_out[batch.tgt_out != PAD]).item()
 
 
+def alone(settings: dict) -> dict:
+    """What this file prints in a process of its own."""
+    given = [str(part) for setting in settings.items() for part in setting]
+    command = [sys.executable, __file__, *given]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(given)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def race(names, folder: Path, asked) -> dict:
     """All rounds of all contenders, interleaved."""
     runs = {name: [] for name in names}
     for turn in range(asked.rounds):
         for name in names:
-            done = subprocess.run(
-                [sys.executable, __file__, "--one", name, "--data", str(folder),
-                 "--round", str(turn), "--size", asked.size, "--threads",
-                 str(asked.threads), "--max-tokens", str(asked.max_tokens),
-                 "--updates", str(asked.updates)],
-                capture_output=True, text=True,
-            )  # fmt: skip
-            if done.returncode:
-                raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
-            runs[name].append(json.loads(done.stdout.splitlines()[-1]))
+            settings = {"--one": name, "--data": folder, "--round": turn,
+                        "--size": asked.size, "--threads": asked.threads,
+                        "--max-tokens": asked.max_tokens,
+                        "--updates": asked.updates}  # fmt: skip
+            runs[name].append(alone(settings))
             print(f"  round {turn + 1}: {name}", flush=True)
     return runs
 
@@ -360,11 +372,11 @@ FOLDERS = {"Hugging Face": "marian", "CTranslate2 float32": "ctranslate2",
 def one_load(asked) -> dict:
     """Seconds from imported packages to a first translation."""
     torch.set_num_threads(asked.threads)
-    for name in ("ctranslate2", "onnxruntime", "transformers.models.marian",
+    for name in ("ctranslate2", "onnxruntime",
+                 "transformers.models.marian.modeling_marian",
+                 "transformers.models.marian.tokenization_marian",
                  "transformer_lib.evaluation", "transformer_lib.serving"):  # fmt: skip
         importlib.import_module(name)
-    from transformers import MarianMTModel, MarianTokenizer  # noqa: F401
-
     start = time.perf_counter()
     engine(asked.load, Path(asked.data), asked.threads)(["Good morning."])
     return {"seconds": time.perf_counter() - start}
@@ -428,15 +440,8 @@ def decode(folder: Path, asked) -> dict:
 
 def loads(name: str, folder: Path, asked) -> list[float]:
     """Seconds to a first translation, each in a process of its own."""
-    found = []
-    for _ in range(asked.rounds):
-        done = subprocess.run(
-            [sys.executable, __file__, "--load", name, "--data", str(folder),
-             "--threads", str(asked.threads)],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        found.append(json.loads(done.stdout.splitlines()[-1])["seconds"])
-    return found
+    settings = {"--load": name, "--data": folder, "--threads": asked.threads}
+    return [alone(settings)["seconds"] for _ in range(asked.rounds)]
 
 
 # --- who is not here ------------------------------------------------------------------
@@ -552,8 +557,6 @@ def report(record: dict) -> None:
         seconds = statistics.median(row["load_seconds"])
         print(f"{name:26}{row['bytes']:12,} bytes, translates after {seconds:.2f} s")
     print(record["decoding"]["bleu"], record["left_out"], sep="\n")
-
-
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ import os
 import pickle
 import random
 import statistics
-import sys
 import tempfile
 from importlib.metadata import version
 from itertools import islice
@@ -35,14 +34,12 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 import tokenizers
+from apart import apart
+from kept import keep
 
 from transformer_lib.batches import prepare
 from transformer_lib.text import CorpusUnavailable, load_corpus
-from transformer_lib.training import environment_record, write_json
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from apart import apart  # noqa: E402
+from transformer_lib.training import environment_record
 
 # --- the jobs -------------------------------------------------------------------------
 
@@ -195,9 +192,11 @@ def show(name: str, reports: dict, repeated: dict, times: int) -> None:
     ours_median = reports["transformer_lib prepare"]["pairs_a_minute_median"]
     print(f"{name:30}     pairs   pairs/min best     median  ours is  peak MB")
     for job_name, r in reports.items():
-        print(f"{job_name:30} {r['pairs']:9,} {r['pairs_a_minute_best']:16,.0f} "
-              f"{r['pairs_a_minute_median']:10,.0f} "
-              f"{ours_median / r['pairs_a_minute_median']:7.2f}x {r['peak_mb']:8,.0f}")
+        print(
+            f"{job_name:30} {r['pairs']:9,} {r['pairs_a_minute_best']:16,.0f} "
+            f"{r['pairs_a_minute_median']:10,.0f} "
+            f"{ours_median / r['pairs_a_minute_median']:7.2f}x {r['peak_mb']:8,.0f}"
+        )
     print(f"{f'ours, the text {times} times':30} {repeated['pairs']:9,} "
           f"{repeated['pairs_a_minute']:16,.0f} {'':10} {'':8} "
           f"{repeated['peak_mb']:8,.0f}\n")  # fmt: skip
@@ -209,8 +208,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("--only", metavar="TEXT", help="tatoeba-en-de or mixed-en-de")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path,
-                        default=ROOT / "evidence" / "benchmarks" / "prepare.json")
+    parser.add_argument("--out", type=Path, help="where the figures are written")
     asked = parser.parse_args(arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     os.environ["RAYON_NUM_THREADS"] = str(asked.threads)
@@ -232,11 +230,9 @@ def main(arguments=None) -> dict:
         "texts": found, "environment": environment_record(),
         "peers": {n: version(n) for n in ("sentencepiece", "tokenizers")},
     }  # fmt: skip
-    if not asked.quick:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(asked.out, record)
+    keep(record, "prepare", asked.out, asked.quick)
     return record
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

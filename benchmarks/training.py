@@ -29,7 +29,8 @@ from kept import keep
 
 from transformer_lib.batches import Prepared, make_batch, plan_batches, prepare
 from transformer_lib.objective import build_optimizer
-from transformer_lib.text import BOS, EOS, PAD, CorpusUnavailable, load_corpus
+from transformer_lib.serving import marian_config
+from transformer_lib.text import PAD, CorpusUnavailable, load_corpus
 from transformer_lib.training import environment_record, update
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -69,30 +70,17 @@ def prepared(pairs, folder: str, vocab_size: int) -> Prepared:
     return prepare(files, f"{folder}/data", vocab_size, max_length=100)
 
 
-def hugging_face(settings: dict, vocab_size: int):
-    """MarianMTModel of the same size and dropout, with fused attention."""
-    from transformers import MarianConfig, MarianMTModel
-
-    c = TransformerConfig(vocab_size, **settings)
-    size = {}
-    for side in ("encoder", "decoder"):
-        size[f"{side}_layers"] = c.num_layers
-        size[f"{side}_attention_heads"] = c.num_heads
-        size[f"{side}_ffn_dim"] = c.d_ff
-    config = MarianConfig(
-        vocab_size=vocab_size, d_model=c.d_model, activation_function="relu",
-        dropout=DROPOUT, attention_dropout=0.0, activation_dropout=0.0,
-        scale_embedding=True, max_position_embeddings=1024, pad_token_id=PAD,
-        bos_token_id=BOS, eos_token_id=EOS, decoder_start_token_id=BOS,
-        forced_eos_token_id=None, share_encoder_decoder_embeddings=True,
-        tie_word_embeddings=True, use_cache=False, attn_implementation="sdpa", **size,
-    )  # fmt: skip
-    return MarianMTModel(config).train()
-
-
 def our_update(model, optimizer):
     """One update of ours, from a batch of ours."""
     return lambda batch: update(model, optimizer, [batch], RATE, EPSILON)
+
+
+def padded_loss(logits: torch.Tensor, batch) -> torch.Tensor:
+    """The usual loss: torch's, of all places, padding ignored."""
+    return F.cross_entropy(
+        logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD,
+        label_smoothing=EPSILON,
+    )  # fmt: skip
 
 
 def their_update(model, optimizer):
@@ -104,11 +92,7 @@ def their_update(model, optimizer):
             input_ids=batch.src_ids, attention_mask=batch.src_ids != PAD,
             decoder_input_ids=batch.tgt_in,
         ).logits  # fmt: skip
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD,
-            label_smoothing=EPSILON,
-        )  # fmt: skip
-        loss.backward()
+        padded_loss(logits, batch).backward()
         optimizer.step()
 
     for group in optimizer.param_groups:
@@ -166,12 +150,15 @@ def report(figures: dict, peer: str) -> dict:
 
 def compare(size: str, ready: Prepared, max_tokens: int, rounds: int, updates: int):
     """All four: two models, each fed both ways."""
+    from transformers import MarianMTModel
+
     settings, vocab_size = SIZES[size], ready.tokenizer.vocab_size
     torch.manual_seed(0)
     config = TransformerConfig(vocab_size, **settings, dropout=DROPOUT)
+    theirs = MarianMTModel(marian_config(config, use_cache=False))
     makers = {
         "ours": (Transformer(config).train(), our_update),
-        "Hugging Face": (hugging_face(settings, vocab_size), their_update),
+        "Hugging Face": (theirs.train(), their_update),
     }
     runs = {}
     for model_name, (model, make) in makers.items():

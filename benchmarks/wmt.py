@@ -15,19 +15,17 @@ import argparse
 import hashlib
 import lzma
 import os
-import sys
 import tempfile
 from itertools import islice
 from pathlib import Path
 
+from apart import apart
+from kept import keep
+
 from transformer_lib.batches import prepare, sample_pairs
 from transformer_lib.text import Tokenizer, grammar_split, stream_corpus
-from transformer_lib.training import environment_record, write_json
+from transformer_lib.training import environment_record
 from transformer_lib.wmt import clean_wmt, miniature, open_tar_member
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from apart import apart  # noqa: E402
 
 
 def stage(function, *arguments) -> dict:
@@ -87,8 +85,7 @@ def main(arguments=None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="made-up text; seconds")
     parser.add_argument("--pairs", type=int, default=150_000)
-    parser.add_argument("--out", type=Path,
-                        default=ROOT / "evidence" / "benchmarks" / "wmt.json")
+    parser.add_argument("--out", type=Path, help="where the figures are written")
     asked = parser.parse_args(arguments)
     if asked.quick:
         pairs, vocab_size = list(islice(grammar_split("train"), 3000)), 500
@@ -116,13 +113,13 @@ def main(arguments=None) -> dict:
     }  # fmt: skip
     for name, figures in found.items():
         five_times = more.get(name, {"seconds": 0, "peak_mb": 0})
-        print(f"{name:24} {figures['seconds']:7.1f} s {figures['peak_mb']:6.0f} MB   "
-              f"{five_times['seconds']:7.1f} s {five_times['peak_mb']:6.0f} MB")
-    if not asked.quick:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(asked.out, record)
+        print(
+            f"{name:24} {figures['seconds']:7.1f} s {figures['peak_mb']:6.0f} MB   "
+            f"{five_times['seconds']:7.1f} s {five_times['peak_mb']:6.0f} MB"
+        )
+    keep(record, "wmt", asked.out, asked.quick)
     return record
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

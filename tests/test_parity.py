@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from peers import PEERS, held_out_loss
+from training import SIZES, prepared
 
-from transformer_lib.batches import pad
+from transformer_lib.batches import make_batch, pad
 from transformer_lib.decoding import beam_search, force_score, greedy_decode
 from transformer_lib.serving import CTranslate2Model, export_ctranslate2, to_marian
-from transformer_lib.text import BOS, EOS, PAD
+from transformer_lib.text import BOS, EOS, PAD, grammar_split
 from transformer_lib.training import load_pretrained
-from transformer_lib.transformer import torch_twin
+from transformer_lib.transformer import TransformerConfig, torch_twin
 
 PAIRS = [
     ("Tom is reading a book.", "Tom liest ein Buch."),
@@ -231,3 +233,19 @@ def test_benchmark_runs(tmp_path, capsys):
     assert results["CTranslate2 float32"]["in_beam_of_uncached"] == "16/16"
     assert record["data_sha256"] and record["environment"]["versions"]
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_contenders_begin_with_the_same_loss(tmp_path):
+    """benchmarks/peers.py: same weights, same held-out loss, and training lowers it."""
+    needs("transformers")
+    ready = prepared(grammar_split("train", 400), str(tmp_path), 340)
+    held_out = make_batch(ready.valid, range(32))
+    config = TransformerConfig(ready.tokenizer.vocab_size, **SIZES["tiny"])
+    first = {}
+    for name in ("ours", "Hugging Face", "torch"):
+        contender = PEERS[name](config)
+        first[name] = held_out_loss(contender, held_out)
+        for _ in range(3):
+            contender.update(held_out)
+        assert held_out_loss(contender, held_out) < first[name], name
+    assert first == pytest.approx(dict.fromkeys(first, first["ours"]), abs=1e-5)

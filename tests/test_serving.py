@@ -1,5 +1,6 @@
 """Chapter 21: each export against the library, files whole or not at all, a server."""
 
+import contextlib
 import functools
 import hashlib
 import http.client
@@ -498,7 +499,7 @@ def test_other_marians_are_refused(change, telling):
     from transformers import MarianMTModel
 
     model, _ = small_model()
-    twin = MarianMTModel(marian_config(model, **change))
+    twin = MarianMTModel(marian_config(model.config, **change))
     with pytest.raises(ValueError, match=telling):
         marian_model(twin)
 
@@ -553,7 +554,7 @@ def test_ctranslate2_has_no_place_for_odd_heads(tmp_path):
     model, tokenizer, _ = other_model()
     with pytest.raises(ValueError, match="CTranslate2 has no place for d_k=5"):
         export_ctranslate2(model, tokenizer, tmp_path / "it")
-    with pytest.raises(ValueError, match='kind=\'int4\': must be "float32"'):
+    with pytest.raises(ValueError, match="kind='int4': must be \"float32\""):
         export_ctranslate2(model, tokenizer, tmp_path / "it", "int4")
     with pytest.raises(ValueError, match="is no export for CTranslate2"):
         CTranslate2Model(tmp_path)
@@ -615,20 +616,14 @@ def test_engines_write_over_nothing_else(tmp_path, write):
 # --- a server -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def served():
-    """A server that says sentences backwards, and a function that asks it."""
-
-    def translate(texts):
-        if "fail" in texts:
-            raise RuntimeError("no memory")
-        return [text[::-1] for text in texts]
-
+@contextlib.contextmanager
+def serving_with(translate):
+    """A running server; gives a function that asks it."""
     server = serving.translation_server(translate)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def ask(method="POST", path="/translate", body=b"", headers=None):
-        connection = http.client.HTTPConnection(*server.server_address, timeout=20)
+        connection = http.client.HTTPConnection(*server.server_address, timeout=60)
         connection.request(method, path, body, headers or {})
         reply = connection.getresponse()
         content = json.loads(reply.read())
@@ -638,6 +633,19 @@ def served():
     yield ask
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def served():
+    """A server that says sentences backwards."""
+
+    def translate(texts):
+        if "fail" in texts:
+            raise RuntimeError("no memory")
+        return [text[::-1] for text in texts]
+
+    with serving_with(translate) as ask:
+        yield ask
 
 
 @pytest.mark.parametrize("text, answer", [
@@ -677,19 +685,11 @@ def test_a_port_that_is_taken(served):
 
 
 def test_many_ask_at_once(engine):
-    server = serving.translation_server(engine)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     texts = sentences(24)
-
-    def ask(text):
-        connection = http.client.HTTPConnection(*server.server_address, timeout=60)
-        connection.request("POST", "/translate", json.dumps({"text": text}).encode())
-        return json.loads(connection.getresponse().read())["translations"][0]
-
-    with ThreadPoolExecutor(8) as people:
-        assert list(people.map(ask, texts)) == [engine([text])[0] for text in texts]
-    server.shutdown()
-    server.server_close()
+    bodies = [json.dumps({"text": text}).encode() for text in texts]
+    wanted = [(200, {"translations": engine([text])}) for text in texts]
+    with serving_with(engine) as ask, ThreadPoolExecutor(8) as people:
+        assert list(people.map(lambda body: ask(body=body), bodies)) == wanted
 
 
 # --- exercises ------------------------------------------------------------------------

@@ -703,18 +703,18 @@ def sines_first(d_model: int) -> Tensor:
     return torch.arange(d_model).view(-1, 2).T.reshape(-1)
 
 # %% ../notebooks/21_serving.ipynb #3eb235b1
-def marian_config(model: Transformer, **changes):
-    """The model's settings as a transformers.MarianConfig, with changes."""
+def marian_config(config: TransformerConfig, **changes):
+    """A model's settings as a transformers.MarianConfig, with changes."""
     from transformers import MarianConfig
 
-    c = model.config
-    size = {"num_layers": c.num_layers, "max_position_embeddings": 1024}
+    size = {"num_layers": config.num_layers, "max_position_embeddings": 1024}
     for side in ("encoder", "decoder"):
-        size |= {f"{side}_layers": c.num_layers, f"{side}_ffn_dim": c.d_ff,
-                 f"{side}_attention_heads": c.num_heads}  # fmt: skip
+        size |= {f"{side}_layers": config.num_layers, f"{side}_ffn_dim": config.d_ff,
+                 f"{side}_attention_heads": config.num_heads}  # fmt: skip
     settings = {
-        "vocab_size": c.vocab_size, "d_model": c.d_model, "dropout": c.dropout,
-        "attention_dropout": c.attention_dropout, "activation_dropout": 0.0,
+        "vocab_size": config.vocab_size, "d_model": config.d_model,
+        "dropout": config.dropout, "activation_dropout": 0.0,
+        "attention_dropout": config.attention_dropout,
         "activation_function": "relu", "scale_embedding": True,
         "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS,
         "decoder_start_token_id": BOS, "forced_eos_token_id": None,
@@ -734,7 +734,7 @@ def to_marian(model: Transformer):
     fixed = {"norm_first": False, "tie_embeddings": True, "positions": "sinusoidal"}
     check_fits(model, "Marian", **fixed)
     order = sines_first(model.config.d_model)
-    twin = MarianMTModel(marian_config(model)).eval()
+    twin = MarianMTModel(marian_config(model.config)).eval()
     theirs = {n: p for n, p in twin.named_parameters() if p.requires_grad}
     with torch.no_grad():
         for parameter in theirs.values():
@@ -837,7 +837,7 @@ def marian_model(twin, name: str = "the model") -> Transformer:
         attention_bias=True,
     )  # fmt: skip
     model = Transformer(config)
-    for key, wanted in marian_config(model).to_dict().items():
+    for key, wanted in marian_config(config).to_dict().items():
         got = getattr(c, key, None)
         if key in MUST_AGREE and got != wanted:
             raise ValueError(
@@ -865,16 +865,21 @@ MUST_AGREE = {
 }  # fmt: skip
 
 # %% ../notebooks/21_serving.ipynb #ea93226e
-def ctranslate2_spec(model: Transformer, names: Sequence[str]):
-    """The model as a ctranslate2.specs.TransformerSpec; tensors are copied.
+def ctranslate2_spec(model: Transformer, names: Sequence[str], kind: str = "float32"):
+    """The model as a ctranslate2.specs.TransformerSpec, ready to be saved.
 
     Args:
-        model: The model; post-norm or pre-norm, tied or not.
+        model: The model; post-norm or pre-norm, tied or not. Its tensors are copied.
         names: The text of each piece of the vocabulary.
+        kind: How weights are stored: "float32", "float16", or "int8" (CTranslate2's:
+            8 bits with a scale for each row).
 
     Raises:
-        ValueError: If CTranslate2 has no place for one of its settings.
+        ValueError: If CTranslate2 has no place for one of the model's settings, or
+            the kind is unknown.
     """
+    if kind not in ("float32", "float16", "int8"):
+        raise ValueError(f'kind={kind!r}: must be "float32", "float16" or "int8".')
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.common_spec import Activation
 
@@ -901,6 +906,8 @@ def ctranslate2_spec(model: Transformer, names: Sequence[str]):
     spec.register_target_vocabulary(list(names))
     spec.config.layer_norm_epsilon = model.encoder.layers[0].residual_1.norm.eps
     spec.config.decoder_start_token, spec.config.add_source_eos = names[BOS], True
+    spec.validate()
+    spec.optimize(quantization=None if kind == "float32" else kind)
     return spec
 
 # %% ../notebooks/21_serving.ipynb #d5dbd266
@@ -961,8 +968,7 @@ def export_ctranslate2(
         model: A trained model.
         tokenizer: Its tokenizer.
         folder: Where to; an earlier export there is replaced.
-        kind: How weights are stored: "float32", "float16", or "int8" (CTranslate2's:
-            8 bits with a scale for each row).
+        kind: How weights are stored, as in ctranslate2_spec.
 
     Returns:
         The folder.
@@ -972,13 +978,9 @@ def export_ctranslate2(
             something else, the kind is unknown or the tokenizer is not the model's.
         OSError: If it cannot be written; what was there before is still there.
     """
-    if kind not in ("float32", "float16", "int8"):
-        raise ValueError(f'kind={kind!r}: must be "float32", "float16" or "int8".')
     folder = Path(folder)
     check_export(model, tokenizer, folder, "model.bin")
-    spec = ctranslate2_spec(model, piece_names(tokenizer))
-    spec.validate()
-    spec.optimize(quantization=None if kind == "float32" else kind)
+    spec = ctranslate2_spec(model, piece_names(tokenizer), kind)
     with whole_folder(folder) as aside:
         spec.save(str(aside))
         tokenizer.save(aside / "tokenizer.model")
