@@ -275,6 +275,14 @@ def test_climb_measures_every_step():
     assert lines[2]["steps"]["feed"] == "length"
 
 
+def test_climb_divides_by_the_updates_that_an_epoch_has():
+    pairs, changes = token_pairs(20), {"a": {"feed": "length"}}
+    count = len(list(feed(pairs, "length", 60)))
+    (whole,) = climb(CONFIG, pairs, 60, updates=count, rounds=1, changes=changes)
+    (more,) = climb(CONFIG, pairs, 60, updates=9 * count, rounds=1, changes=changes)
+    assert more["flops"] == whole["flops"]
+
+
 def test_training_lowers_the_loss():
     torch.manual_seed(0)
     batch = next(feed(token_pairs(40), "packed", 60, width=20))
@@ -325,6 +333,12 @@ def test_race_calls_in_turns():
     (lambda: mean_loss(None, None, "some"), "loss='some'"),
     (lambda: attention_as("flash").__enter__(), "attention='flash'"),
     (lambda: quantize_rows(torch.tensor([[math.nan]])), "not finite"),
+    (lambda: trainer(torch.nn.Linear(1, 1), Steps(precision="bf16")), "='bf16'"),
+    (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),
+    (lambda: chunked_cross_entropy(torch.ones(2, 3), torch.ones(4, 5),
+                                   torch.zeros(2, dtype=torch.int64)), r"\(V, 3\)"),
+    (lambda: chunked_cross_entropy(torch.ones(2, 3), torch.ones(4, 3),
+                                   torch.zeros(2, dtype=torch.int64), 1.5), "on=1.5"),
 ])  # fmt: skip
 def test_refusals(call, said):
     with pytest.raises(ValueError, match=said):
@@ -343,6 +357,15 @@ def test_rounding_is_within_half_a_scale(out, width, seed):
     assert ((q * scale - weight).abs() <= scale / 2 + 1e-7).all()
     own = np.abs(weight.numpy()).max(1) / 127
     assert np.allclose(scale[:, 0].numpy()[own > 0], own[own > 0])
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+def test_rounding_of_other_numbers(kind):
+    """In bfloat16 itself the largest number of a row may come out as 128: as -128."""
+    weight = torch.randn(300, 40, generator=torch.Generator().manual_seed(0)).to(kind)
+    q, scale = quantize_rows(weight)
+    assert q.min() >= -127
+    assert ((q * scale - weight).abs() <= scale / 2 + 1e-7).all()
 
 
 def test_every_matrix_is_rounded_as_numpy_rounds(model):

@@ -308,7 +308,7 @@ def chunked_cross_entropy(
         A scalar: the mean, in nats; zero if there are no tokens.
 
     Raises:
-        ValueError: If shapes do not fit, or rows is below 1.
+        ValueError: If shapes do not fit, rows is below 1 or epsilon is not allowed.
 
     Source: Vaswani et al. 2017, section 5.4; Hsu et al. 2024 for the chunks.
     """
@@ -316,6 +316,11 @@ def chunked_cross_entropy(
         raise ValueError(
             f"hidden {tuple(hidden.shape)}, target {tuple(target.shape)}, rows={rows}: "
             "give (N, d_model), (N,) and at least one row at a time."
+        )
+    if table.dim() != 2 or table.shape[1] != hidden.shape[1] or not 0 <= epsilon < 1:
+        raise ValueError(
+            f"table {tuple(table.shape)}, epsilon={epsilon}: give (V, "
+            f"{hidden.shape[1]}), and an epsilon of at least 0 and below 1."
         )
     if not len(hidden):
         return hidden.sum()
@@ -442,7 +447,14 @@ def trainer(
         model: The model; its weights change with each call.
         steps: How the update is computed.
         rate: The learning rate.
+
+    Raises:
+        ValueError: If there is no such optimizer or precision.
     """
+    if steps.precision not in ("float32", "bfloat16"):
+        raise ValueError(
+            f'precision={steps.precision!r} is unknown: "float32" or "bfloat16".'
+        )
     optimizer = adam(model, steps.optimizer)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -501,7 +513,7 @@ def climb(
         config: Settings of the model.
         pairs: What it is trained on.
         max_tokens: Budget of a batch.
-        updates: Updates of each step in each round.
+        updates: Updates of each step in each round; fewer where an epoch has fewer.
         rounds: How many rounds count.
         changes: The ladder: what each step changes.
         device: "cpu" or "cuda".
@@ -510,14 +522,19 @@ def climb(
     Returns:
         One record a step: step, steps (its settings), tokens_per_second (real target
         tokens), times_first, seconds (one update) and flops (of an update).
+
+    Raises:
+        ValueError: If updates or rounds is below 1.
     """
-    contestants, tokens, flops = {}, {}, {}
+    if updates < 1:
+        raise ValueError(f"updates={updates}: must be 1 or more.")
+    contestants, tokens, flops, done = {}, {}, {}, {}
     for name, steps in ladder(changes).items():
         torch.manual_seed(seed)
         model = Transformer(config).to(device)
         fed = feed(pairs, steps.feed, max_tokens, seed=seed)
         batches = [batch.to(device) for batch in itertools.islice(fed, updates)]
-        update = trainer(model, steps)
+        update, done[name] = trainer(model, steps), len(batches)
         tokens[name] = sum(batch.num_tokens for batch in batches)
         flops[name] = sum(training_flops(model, batch) for batch in batches)
         contestants[name] = lambda u=update, b=batches: [u(batch) for batch in b]
@@ -526,8 +543,8 @@ def climb(
     first = next(iter(speed.values()))
     return [
         {"step": name, "steps": asdict(steps), "tokens_per_second": speed[name],
-         "times_first": speed[name] / first, "seconds": seconds[name] / updates,
-         "flops": flops[name] / updates}
+         "times_first": speed[name] / first, "seconds": seconds[name] / done[name],
+         "flops": flops[name] / done[name]}
         for name, steps in ladder(changes).items()
     ]  # fmt: skip
 
@@ -549,6 +566,8 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not torch.isfinite(weight).all():
         raise ValueError("the matrix has numbers that are not finite: find out why.")
+    # In 16 bits a scale is too coarse: its multiple 127 may come out as 128.
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
     scale = weight.abs().amax(dim=1, keepdim=True) / 127  # (out, 1)
     scale = torch.where(scale > 0, scale, 1.0)
     return (weight / scale).round().to(torch.int8), scale
