@@ -729,6 +729,29 @@ def test_linear_equals_its_square_form(causal):
 # --- training small -------------------------------------------------------------------
 
 
+def test_gradients_of_gradients_are_refused():
+    """The running sum is not part of the graph: they would be wrong."""
+    x = torch.randn(3, 4, requires_grad=True)
+    loss = online_attention(x, x, x).square().sum()
+    (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("keys", [3, 7])
+def test_causal_attention_needs_as_many_queries_as_keys(keys):
+    x, y = torch.zeros(5, 4), torch.zeros(keys, 4)
+    for attend in (linear_attention, online_attention):
+        with pytest.raises(ValueError, match=f"5 queries to {keys} keys"):
+            attend(x, y, y, causal=True)
+
+
+@pytest.mark.parametrize("shared", [3, 8, 0, -1])
+def test_groups_of_one_size(shared):
+    with pytest.raises(ValueError, match=f"num_kv_heads={shared} does not divide"):
+        GroupedAttention(16, 4, shared)
+
+
 def test_counting_pairs_by_hand():
     one, two = count_pairs([[2, 4, 5, 3], [2, 4, 4, 3]], 7)
     assert one.sum().item() == pytest.approx(1) and two.shape == (7, 7)
@@ -746,6 +769,9 @@ def test_batches_hold_each_row_once_a_round():
     assert sorted(seen) == list(range(4, 24))
     widths = [next(batches).shape[1] for _ in range(4)]
     assert sorted(widths) == [3, 4, 5, 6]  # rows of like length together
+    for wrong in (([], 5), (rows, 0)):  # without rows it would look for ever
+        with pytest.raises(ValueError, match="one of each or more"):
+            next(row_batches(*wrong))
 
 
 def test_sentences_without_a_mirror(monkeypatch, tmp_path):
