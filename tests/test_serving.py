@@ -31,6 +31,7 @@ from transformer_lib.exercises.serving import (
     check_normalize,
     check_text_of,
 )
+from transformer_lib.family import FamilyConfig, build_model
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.serving import (
     CTranslate2Model,
@@ -400,6 +401,39 @@ def test_no_manifest_no_export(tmp_path, text):
         OnnxModel(tmp_path)
 
 
+@pytest.mark.parametrize("text", [
+    '{"files": {}}', '{"files": [], "model": {}, "decoding": {}}'
+])  # fmt: skip
+def test_a_manifest_that_is_another(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match="give the folder of an export"):
+        OnnxModel(tmp_path)
+
+
+def test_folders_of_others_stay(tmp_path):
+    """A backup beside an export, and a web page's folder with its own manifest."""
+    for name in ("it.old/notes", "it.part/notes", "page/manifest.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}")
+    serving.write_folder(tmp_path / "it", {"a": b"1"}, {"files": {}})
+    with pytest.raises(ValueError, match="holds something else"):
+        export_onnx(*other_model()[:2], tmp_path / "page")
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    assert found >= {"it.old/notes", "it.part/notes", "page/manifest.json"}
+
+
+def test_a_source_beyond_the_learned_positions(folder):
+    model = OnnxModel(folder)
+    assert model("") == model("  ") == ""
+    longest = torch.tensor([[7] * 255 + [EOS]])
+    assert len(model.beam_search(longest, beam_size=1)[0].ids) <= 255
+    with pytest.raises(ValueError, match="257 tokens, and the model only 256"):
+        model.beam_search(torch.tensor([[7] * 256 + [EOS]]))
+    for wrong in ({"beam_size": 0}, {"beams": 2}):
+        with pytest.raises(ValueError, match="there are beam_size"):
+            model("dog", **wrong)
+
+
 def test_the_model_is_left_as_it_was(monkeypatch):
     model = other_model()[0].train()
     seen = []
@@ -516,6 +550,11 @@ def test_what_is_no_marian_is_refused(tmp_path):
         from_marian(tmp_path)
     model, tokenizer = small_model()
     folder = export_marian(model, tokenizer, tmp_path / "it")
+    whole = (folder / "vocab.json").read_bytes()
+    (folder / "vocab.json").write_bytes(whole[:-9])
+    with pytest.raises(ValueError, match="holds no Marian model"):
+        from_marian(folder)
+    (folder / "vocab.json").write_bytes(whole)
     names = json.loads((folder / "vocab.json").read_text("utf-8"))
     names = {name: -i for name, i in names.items()}
     (folder / "vocab.json").write_text(json.dumps(names), encoding="utf-8")
@@ -576,6 +615,37 @@ def test_one_line_for_each_line(engine):
     assert found[:1] == engine(lines[:1])
 
 
+@pytest.mark.parametrize("changes, telling", [
+    ({"activation": "gelu"}, "activation='gelu'"),
+    ({"activation": "swiglu"}, "activation='swiglu'"), ({"norm": "rms"}, "norm='rms'"),
+    ({"positions": "rotary"}, "rotary positions"), ({"num_kv_heads": 1}, "heads that"),
+])  # fmt: skip
+def test_what_chapter_20_changes_is_not_left_out(tmp_path, changes, telling):
+    _, tokenizer = small_model()
+    sizes = {"d_model": 24, "num_heads": 3, "num_layers": 1, "d_ff": 40} | changes
+    config = FamilyConfig(tokenizer.vocab_size, cross_attention=True, **sizes)
+    model = build_model(config)
+    writers = [export_marian, export_ctranslate2]
+    writers += [export_onnx] if changes.keys() & {"positions", "num_kv_heads"} else []
+    for write in writers:
+        with pytest.raises(ValueError, match=telling):
+            write(model, tokenizer, tmp_path / "it")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("write", [export_onnx, export_marian, export_ctranslate2])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_other_numbers_are_refused(tmp_path, write, kind):
+    model, tokenizer = small_model()
+    with pytest.raises(ValueError, match=r"call model.float\(\) before"):
+        write(model.to(kind), tokenizer, tmp_path / "it")
+
+
+def test_threads_of_ctranslate2(tmp_path):
+    with pytest.raises(ValueError, match="threads=-1: must be 1 or more"):
+        CTranslate2Model(tmp_path, threads=-1)
+
+
 # --- one command ----------------------------------------------------------------------
 
 
@@ -598,6 +668,44 @@ def test_all_exports_are_proved(tmp_path):
         serving.prove(model, tokenizer, folders, ["", "  "])
     with pytest.raises(ValueError, match="tflite: there are onnx, marian"):
         serving.export(model, tokenizer, tmp_path, kinds=["tflite"])
+
+
+def test_all_exports_or_none(tmp_path):
+    """What one has no place for, or where one may not write, is said before any is."""
+    model, tokenizer = small_model(norm_first=True)
+    with pytest.raises(ValueError, match="Marian has no place for norm_first=True"):
+        serving.export(model, tokenizer, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "out" / "ctranslate2").mkdir(parents=True)
+    (tmp_path / "out" / "ctranslate2" / "model.bin").write_text("another program's")
+    with pytest.raises(ValueError, match="ctranslate2 holds something else"):
+        serving.export(
+            model, tokenizer, tmp_path / "out", kinds=["onnx", "ctranslate2"]
+        )
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["ctranslate2"]
+
+
+def test_long_sentences_are_no_proof(tmp_path):
+    model, tokenizer = small_model()
+    kinds = ["marian", "ctranslate2"]
+    folders = serving.export(model, tokenizer, tmp_path, kinds=kinds)
+    long = "a dog sleeps " * 400
+    assert len(tokenizer.encode(long)) > 1024
+    found = serving.prove(model, tokenizer, folders, [long, *TEXTS])
+    assert found == serving.prove(model, tokenizer, folders, TEXTS)
+    with pytest.raises(ValueError, match="fewer than 950 tokens"):
+        serving.prove(model, tokenizer, folders, [long])
+
+
+def test_numbers_that_are_none_are_no_proof(tmp_path, monkeypatch):
+    model, tokenizer = small_model()
+    folders = serving.export(model, tokenizer, tmp_path, kinds=["ctranslate2-int8"])
+    monkeypatch.setattr(
+        CTranslate2Model, "token_scores",
+        lambda self, src, tgt: [[np.nan] * (len(t) + 1) for t in tgt],
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="off by nan"):
+        serving.prove(model, tokenizer, folders, TEXTS)
 
 
 @pytest.mark.parametrize("write", [export_marian, export_ctranslate2])
@@ -660,6 +768,8 @@ def test_a_server_answers(served, text, answer):
     (b"", "send JSON"), (b"{", "send JSON"), (b"[]", "send JSON"), (b"3", "send JSON"),
     (b'{"text": 3}', "must be a sentence"), (b'{"text": ["a", 3]}', "must be a"),
     (b"\xff", "send JSON"), (b"x" * (2**20 + 1), "at most 1 MiB"),
+    (b"x" * 10 * 2**20, "at most 1 MiB"),  # more than lies in the machine's buffers
+    (b'{"text": ' + b"[" * 200_000, "send JSON"), (b'{"text": "\\ud800"}', "half a"),
 ])  # fmt: skip
 def test_a_server_says_what_is_wrong(served, body, telling):
     status, content = served(body=body)
@@ -672,8 +782,45 @@ def test_a_server_goes_on(served):
     assert served("GET", "/x")[0] == served(path="/x")[0] == 404
     status, content = served(body=b'{"text": ["fail"]}')
     assert status == 500 and content == {"error": "RuntimeError: no memory"}
-    assert served(headers={"Content-Length": "-1"})[0] == 400
+    for said in ("-1", "9" * 5000, "x"):
+        status, content = served(headers={"Content-Length": said})
+        assert status == 400 and "say Content-Length" in content["error"]
     assert served(body=b'{"text": "ab"}') == (200, {"translations": ["ba"]})
+
+
+def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
+    """One leaves before the answer, one sends less than was said: the thread ends."""
+    monkeypatch.setattr(serving.TranslationHandler, "timeout", 0.2)
+    asked, gone = threading.Event(), threading.Event()
+
+    def translate(texts):
+        if texts == ["slow"]:
+            asked.set()
+            gone.wait(60)
+        return texts * 10**5
+
+    server = serving.translation_server(translate)
+    server.daemon_threads = False  # so that server_close waits for them
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    head = b"POST /translate HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(server.server_address) as one:
+        body = b'{"text": "slow"}'
+        one.sendall(head % len(body) + body)
+        assert asked.wait(60)
+        linger = struct.pack("ii", 1, 0)  # what is closed so is reset
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    gone.set()
+    with socket.create_connection(server.server_address, timeout=60) as one:
+        one.sendall(head % 100 + b"{")
+        assert one.recv(100) == b""
+    server.shutdown()
+    server.server_close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_port_that_is_none():
+    with pytest.raises(OSError, match="give another --port"):
+        serving.translation_server(list, port=99999)
 
 
 def test_a_port_that_is_taken(served):
