@@ -235,8 +235,10 @@ def test_export_says_how_near_it_is(at, capsys):
     (["run", "--to", "tflite"], "tflite: there are onnx"),
     (["nowhere"], "nowhere"),
     (["run", "--to", "marian", "--sentences", "none.en"], "none.en cannot be read"),
+    (["run", "--to", "marian", "--sentences", "blank.en"], "no sentence with a word"),
 ])  # fmt: skip
 def test_export_says_what_is_wrong(at, capsys, words, telling):
+    (at / "blank.en").write_text("\n  \n")
     assert main(["export", *words, "--out", "wrong"]) == 2
     assert telling in capsys.readouterr().err
     assert not (at / "wrong").exists()
@@ -263,5 +265,9 @@ def test_serve_answers_with_what_export_wrote(at, capsys, monkeypatch):
     assert f"Ready: POST http://{host}:{port}/translate" in capsys.readouterr().out
     assert len(server.translate(["a dog", ""])) == 2
     server.server_close()
+    for wrong in ("--beam-size", "--threads", "--port"):
+        number = "99999" if wrong == "--port" else "-1"
+        assert main(["serve", "served/ctranslate2-int8", wrong, number]) == 2
+        assert number in capsys.readouterr().err
     assert main(["serve", "run"]) == 2
     assert "run is no export for CTranslate2" in capsys.readouterr().err

@@ -266,6 +266,8 @@ def run_export(asked: argparse.Namespace) -> None:
         name, sentences = asked.sentences, list(lines_of([asked.sentences]))[:200]
     else:
         name, sentences = unseen(about)
+    if not any(tokenizer.encode_all(sentences)):
+        raise ValueError(f"{name} has no sentence with a word to prove it with.")
     folders = export(model, tokenizer, asked.out, about, kinds)
     print(f"Log-probabilities of tokens, on {len(sentences)} sentences of {name}:")
     for kind, apart in prove(model, tokenizer, folders, sentences).items():
@@ -308,6 +310,8 @@ def run_serve(asked: argparse.Namespace) -> None:
     needs("ctranslate2")
     from transformer_lib.serving import CTranslate2Model, translation_server
 
+    if asked.beam_size < 1:
+        raise ValueError(f"--beam-size {asked.beam_size}: must be 1 or more.")
     model = CTranslate2Model(asked.folder, asked.threads)
     translate = functools.partial(model, beam_size=asked.beam_size)
     server = translation_server(translate, asked.host, asked.port)
