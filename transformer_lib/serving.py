@@ -465,8 +465,12 @@ def check_export(
         ValueError: What is wrong, and what to do.
     """
     check_plain(model)
-    if (numbers := next(model.parameters()).dtype) != torch.float32:
-        raise ValueError(f"the weights are {numbers}: call model.float() before.")
+    weight = next(model.parameters())
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        raise ValueError(
+            f"the weights are {weight.dtype} on {weight.device}: call "
+            "model.float().cpu() before."
+        )
     if tokenizer.vocab_size != model.config.vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} pieces and the model "
