@@ -70,11 +70,16 @@ def model():
 
 
 def one_by_one(model, pairs, indices):
-    """Hidden states and targets of each pair alone: the plain path."""
+    """Source, target and hidden states of each pair alone: the plain path."""
     for i in indices:
         batch = make_batch(pairs, [i])
-        memory = model.encode(batch.src_ids)
-        yield model.decode(batch.tgt_in, memory, batch.src_ids)[0], batch.tgt_out[0]
+        hidden = model.decode(batch.tgt_in, model.encode(batch.src_ids), batch.src_ids)
+        yield batch.src_ids[0], batch.tgt_out[0], hidden[0]
+
+
+def ids_of(*sides):
+    """Tensors of ids as something to look up by: two pairs may share one side."""
+    return tuple(tuple(side.tolist()) for side in sides)
 
 
 # --- packing ---
@@ -106,15 +111,16 @@ def test_packed_rows_give_what_the_pairs_give_alone(seed, width):
     packed = pack(pairs, range(9), width)
     with torch.no_grad():
         hidden = packed_hidden(model, packed)
-        alone = {tuple(t.tolist()): h for h, t in one_by_one(model, pairs, range(9))}
+        alone = {ids_of(s, t): h for s, t, h in one_by_one(model, pairs, range(9))}
     found = 0
     for row in range(len(packed.src_ids)):
         for part in range(1, int(packed.tgt_part[row].max()) + 1):
             here = packed.tgt_part[row] == part
+            source = packed.src_ids[row][packed.src_part[row] == part]
             target = packed.tgt_out[row][here]
             assert packed.tgt_place[row][here].tolist() == list(range(len(target)))
             assert target[-1] == EOS
-            torch.testing.assert_close(hidden[row][here], alone[tuple(target.tolist())],
+            torch.testing.assert_close(hidden[row][here], alone[ids_of(source, target)],
                                        atol=1e-5, rtol=1e-5)  # fmt: skip
             found += len(target)
     assert found == packed.num_tokens == int(pairs.tgt_lengths.sum())
