@@ -217,7 +217,7 @@ def main(arguments=None) -> dict:
         "results": table,
     }
     name = "decoding" if given.device == "cpu" else f"decoding-{given.device}"
-    keep(record, name, given.out, given.quick)
+    keep(record, f"benchmarks/{name}", given.out, given.quick)
     return record
 
 

@@ -4,11 +4,14 @@ from pathlib import Path
 
 from transformer_lib.training import write_json
 
-EVIDENCE = Path(__file__).parents[1] / "evidence" / "benchmarks"
+EVIDENCE = Path(__file__).parents[1] / "evidence"
 
 
 def keep(record: dict, name: str, out: Path | None, quick: bool) -> None:
-    """Write a record where it was asked for; else a full run goes into the evidence."""
+    """Write a record where it was asked for; else a full run goes into the evidence.
+
+    The name is the one that read_evidence knows it by.
+    """
     if out is None and not quick:
         out = EVIDENCE / f"{name}.json"
     if out is not None:

@@ -65,7 +65,7 @@ def main(arguments=None) -> dict:
     }
     for name in ("BLEU", "tokenized_BLEU"):
         print(f"{record[name]['value']:6.2f}  {record[name]['signature']}")
-    keep(record, "../newstest2014-tatoeba-model", asked.out, asked.quick)
+    keep(record, "newstest2014-tatoeba-model", asked.out, asked.quick)
     return record
 
 

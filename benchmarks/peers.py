@@ -531,7 +531,7 @@ def main(arguments=None) -> dict:
         "decoding": decoding,
     }  # fmt: skip
     report(record)
-    keep(record, "peers", asked.out, asked.quick)
+    keep(record, "benchmarks/peers", asked.out, asked.quick)
     return record
 
 

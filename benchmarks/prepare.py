@@ -230,7 +230,7 @@ def main(arguments=None) -> dict:
         "texts": found, "environment": environment_record(),
         "peers": {n: version(n) for n in ("sentencepiece", "tokenizers")},
     }  # fmt: skip
-    keep(record, "prepare", asked.out, asked.quick)
+    keep(record, "benchmarks/prepare", asked.out, asked.quick)
     return record
 
 

@@ -77,7 +77,7 @@ def main(arguments=None) -> dict:
         "ceiling": ceiling,
         "ladder": lines,
     }
-    keep(record, f"speed-{asked.device}", asked.out, asked.quick)
+    keep(record, f"benchmarks/speed-{asked.device}", asked.out, asked.quick)
     return record
 
 

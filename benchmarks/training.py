@@ -155,9 +155,10 @@ def compare(size: str, ready: Prepared, max_tokens: int, rounds: int, updates: i
     settings, vocab_size = SIZES[size], ready.tokenizer.vocab_size
     torch.manual_seed(0)
     config = TransformerConfig(vocab_size, **settings, dropout=DROPOUT)
+    ours = Transformer(config)
     theirs = MarianMTModel(marian_config(config, use_cache=False))
     makers = {
-        "ours": (Transformer(config).train(), our_update),
+        "ours": (ours.train(), our_update),
         "Hugging Face": (theirs.train(), their_update),
     }
     runs = {}
@@ -218,7 +219,7 @@ def main(arguments=None) -> dict:
         "peers": {"transformers": version("transformers")},
         "results": results,
     }  # fmt: skip
-    keep(record, "training", asked.out, asked.quick)
+    keep(record, "benchmarks/training", asked.out, asked.quick)
     return record
 
 

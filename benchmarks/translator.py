@@ -124,7 +124,7 @@ def main(arguments=None) -> dict:
             f"longest {times['max_seconds']:.2f} s of {len(times['seconds'])}"
         )
     print(f"loaded {record['results']['loaded_megabytes']} MB")
-    keep(record, "translator", given.out, given.quick)
+    keep(record, "benchmarks/translator", given.out, given.quick)
     return record
 
 

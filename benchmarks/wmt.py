@@ -117,7 +117,7 @@ def main(arguments=None) -> dict:
             f"{name:24} {figures['seconds']:7.1f} s {figures['peak_mb']:6.0f} MB   "
             f"{five_times['seconds']:7.1f} s {five_times['peak_mb']:6.0f} MB"
         )
-    keep(record, "wmt", asked.out, asked.quick)
+    keep(record, "benchmarks/wmt", asked.out, asked.quick)
     return record
 
 
