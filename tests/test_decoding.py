@@ -1,8 +1,10 @@
 """Chapter 12: searches against plain loops and all sentences, the cache, mistakes."""
 
+import copy
 import itertools
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -126,13 +128,37 @@ def test_limits(model):
         output_limits(ids, -1)
     with pytest.raises(ValueError, match="source 1 has no tokens"):
         output_limits(torch.tensor([[5, EOS], [PAD, PAD]]), 50)
-    for beam_size, n_best, alpha in ((0, 1, 0.6), (4, 5, 0.6), (4, 0, 0.6), (4, 1, -1)):
-        with pytest.raises(ValueError, match="n_best=|alpha="):
-            beam_search(model, ids, beam_size, alpha, n_best=n_best)
-    with pytest.raises(ValueError, match="alpha=nan"):
-        beam_search(model, ids, alpha=math.nan)
     with pytest.raises(ValueError, match="2 sources and 1 outputs"):
         force_score(model, ids, [[5]])
+
+
+WRONG = {"beam_size=0": (0, 1, 0.6), "beam_size=-1": (-1, 1, 0.6),
+         "beam_size=100000": (100_000, 1, 0.6), "n_best=5": (4, 5, 0.6),
+         "n_best=0": (4, 0, 0.6), "alpha=-1": (4, 1, -1),
+         "alpha=nan": (4, 1, math.nan), "alpha=inf": (4, 1, math.inf)}  # fmt: skip
+
+
+@pytest.mark.parametrize("telling", WRONG)
+def test_settings_of_every_search(model, telling):
+    """Also of one whose steps come from elsewhere, and before a step is made."""
+    beam_size, n_best, alpha = WRONG[telling]
+    with pytest.raises(ValueError, match=telling):
+        beam_search(model, torch.tensor([[5, EOS]]), beam_size, alpha, n_best=n_best)
+    with pytest.raises(ValueError, match=telling):
+        search(None, torch.tensor([3]), beam_size, alpha, n_best)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "decode", [greedy_decode, beam_search, partial(beam_search, beam_size=1)]
+)
+def test_logits_that_are_no_numbers(model, decode, number):
+    """One damaged weight is enough; no token is chosen then."""
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.decoder.layers[-1].feed_forward.w_2.bias[0] = number
+    with pytest.raises(FloatingPointError, match="NaN or infinite"):
+        decode(broken, torch.tensor([[5, 6, EOS], [5, EOS, PAD]]))
 
 
 def test_best_tokens_breaks_ties_by_id():

@@ -1,5 +1,7 @@
 """Chapter 13: the Translator takes any text and loses no line."""
 
+import copy
+import math
 import threading
 import time
 import warnings
@@ -13,6 +15,7 @@ from transformer_lib.decoding import beam_search, greedy_decode
 from transformer_lib.evaluation import (
     Candidate,
     Translator,
+    cut_line,
     cut_text,
     evaluate,
     group_by_length,
@@ -96,10 +99,17 @@ def test_n_best(shipped, plain):
 
 
 def test_settings_that_are_not_allowed(shipped):
-    with pytest.raises(ValueError, match="give a list"):
-        shipped("one string")
-    with pytest.raises(ValueError, match="line 2 is a int"):
+    with pytest.raises(ValueError, match="line 2 is of type int: give strings"):
         shipped(["a", 3])
+    for wrong in (b"Hello.", 3, None):
+        for use in (shipped, lambda given: list(shipped.stream(given))):
+            with pytest.raises(ValueError, match="sentences is of type .*: give a str"):
+                use(wrong)
+    with pytest.raises(ValueError, match="line 3 is of type bytes"):
+        list(shipped.stream(["a", "b", b"c"]))
+    for beam_size in (0, 100_000):
+        with pytest.raises(ValueError, match=f"beam_size={beam_size}"):
+            shipped([""], beam_size)
     with pytest.raises(ValueError, match="n_best=5"):
         shipped(["Hello."], n_best=5)
     with pytest.raises(ValueError, match="max_extra=-1"):
@@ -117,6 +127,60 @@ def test_settings_are_kept(shipped):
     about["max_length"] = 33
     assert Translator(shipped.model, shipped.tokenizer, about).max_length == 33
     assert Translator(shipped.model, shipped.tokenizer, max_length=9).max_length == 9
+
+
+def test_a_string_gives_a_string(shipped, plain):
+    """Line breaks and empty lines of a text are kept."""
+    assert shipped(LINES[0]) == plain[0] and shipped("") == ""
+    assert shipped("\r\n".join(LINES) + "\n") == "\n".join(plain) + "\n"
+    how = shipped.model, shipped.tokenizer
+    assert translate(*how, LINES[0], beam_size=4) == plain[0]
+    best, *others = shipped(LINES[0], n_best=3)
+    assert best.text == plain[0] and others
+    text = f"{LINES[0]}\n\n{LINES[2]}"
+    best, *others = shipped(text, n_best=3)
+    assert best.text == f"{plain[0]}\n\n{plain[2]}" and len(others) == 2
+    alone = [shipped([line], n_best=3)[0] for line in text.split("\n")]
+    for k, joined in enumerate([best, *others]):
+        parts = [found[min(k, len(found) - 1)] for found in alone]
+        assert joined.text == "\n".join(part.text for part in parts)
+        assert joined.score == pytest.approx(sum(part.score for part in parts))
+        assert joined.log_prob == pytest.approx(sum(part.log_prob for part in parts))
+
+
+def test_any_iterable_of_lines(shipped, plain, tmp_path):
+    path = tmp_path / "text.en"
+    path.write_text("".join(line + "\n" for line in LINES), encoding="utf-8")
+    with path.open(encoding="utf-8") as file:
+        assert shipped(file) == plain
+    assert shipped(map(str, LINES)) == shipped(line for line in LINES) == plain
+    assert shipped(dict.fromkeys(LINES[:3])) == shipped(tuple(LINES[:3])) == plain[:3]
+    how = shipped.model, shipped.tokenizer
+    assert translate(*how, iter(LINES), beam_size=4) == plain
+
+
+def test_weights_that_are_no_numbers(shipped):
+    broken = copy.deepcopy(shipped.model)
+    with torch.no_grad():
+        broken.src_embedding.weight.fill_(math.nan)
+    for beam_size in (1, 4):
+        with pytest.raises(FloatingPointError, match="NaN or infinite"):
+            Translator(broken, shipped.tokenizer)(["Hello."], beam_size)
+
+
+def test_wide_beams_take_fewer_sentences(shipped):
+    """What a step computes is bounded: sentences times beams times the vocabulary."""
+    size, shapes = shipped.model.config.vocab_size, []
+    hook = shipped.model.decoder.norm.register_forward_hook(
+        lambda module, args, out: shapes.append(out.shape)
+    )
+    try:
+        wide = shipped(LINES * 4, beam_size=200, max_extra=1)
+    finally:
+        hook.remove()
+    assert max(b * k for b, k, _ in shapes) * size <= 2**25
+    assert max(k for _, k, _ in shapes) == 200
+    assert wide == shipped(LINES, beam_size=200, max_extra=1) * 4
 
 
 # --- odd lines -----------------------------------------------------------------------
@@ -225,6 +289,35 @@ def test_sentences(text, want):
     assert split_sentences(text) == want
 
 
+def seconds_for(text, repeats=3):
+    """The shortest of some times that cutting this text took."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        split_sentences(text)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+@pytest.mark.parametrize(
+    "unit", [".", "!?", '."', ".\t", "a. ", "A.\t", "Dr. ", "x", " ", '"', ".'. "]
+)
+def test_time_to_cut_grows_with_the_length(unit):
+    """Ten times the text takes about ten times as long; if quadratic, a hundred."""
+    for size in (2_000, 100_000):
+        few, many = (unit * (n // len(unit)) for n in (size, 10 * size))
+        assert seconds_for(many) < 40 * max(seconds_for(few, 9), 2e-5)
+
+
+def test_a_million_dots_are_cut(shipped):
+    """Into rows that the model can take, and none is lost."""
+    (line,) = [one_line("." * 10**6)]
+    ids = shipped.tokenizer.encode(line)
+    cut = cut_line(line, ids, shipped.tokenizer, 128, by_sentence=True)
+    assert cut.too_long and max(map(len, cut.rows)) <= 128
+    assert "".join(map(shipped.tokenizer.decode, cut.rows)) == line
+
+
 @settings(max_examples=100)
 @given(st.text(st.sampled_from('ab.,;!? "é'), max_size=80), st.integers(1, 9))
 def test_cutting_loses_only_spaces(text, limit):
@@ -271,6 +364,8 @@ def test_stream_is_the_call(shipped, plain):
     assert list(shipped.stream([line + "\n" for line in LINES])) == plain
     assert list(shipped.stream([])) == []
     assert next(shipped.stream(LINES[:1], n_best=2))[0].text == plain[0]
+    assert list(shipped.stream(LINES[0])) == plain[:1]  # not letter by letter
+    assert list(shipped.stream("\r\n".join(LINES))) == plain
 
 
 class Quick(Translator):

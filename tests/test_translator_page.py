@@ -226,6 +226,23 @@ def test_lines_and_sentences(engine, translator):
         assert got == [cut_text(line, pieces, limit) for line in lines]
 
 
+def test_a_long_row_of_dots_does_not_stop_the_page(engine):
+    """Ten times the dots take about ten times as long; if quadratic, a hundred."""
+    few, many = engine(
+        """sizes => sizes.map(size => {
+          const text = ".".repeat(size), times = [];
+          for (let i = 0; i < 5; i++) {
+            const began = performance.now();
+            engine.splitSentences(text);
+            times.push(performance.now() - began);
+          }
+          return Math.min(...times);
+        })""",
+        [20_000, 200_000],
+    )
+    assert many < 40 * max(few, 0.2)
+
+
 # --- translations ---------------------------------------------------------------------
 
 TRANSLATE = """async ([text, beam]) => {

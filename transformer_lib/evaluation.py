@@ -8,10 +8,11 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/13_e
 __all__ = ['NGRAM_PICTURE', 'NGRAM_STYLE', 'CONTROL', 'END', 'ABBREVIATIONS', 'BYTES', 'METRICS', 'ngrams', 'bleu_counts',
            'bleu_from_counts', 'bleu', 'check_corpus', 'counted_ngrams', 'ngram_figure', 'group_by_length',
            'decode_rows', 'one_line', 'split_sentences', 'cut_text', 'is_foreign', 'Cut', 'cut_line', 'Candidate',
-           'join_parts', 'Translator', 'check_sentences', 'warn_of', 'read_ahead', 'groups_of_lines', 'translate',
-           'Score', 'corpus_score', 'sacre_bleu', 'tokens_13a', 'sentence_bleu', 'split_at_hyphens', 'tokenized_bleu',
-           'chrf_counts', 'chrf_from_counts', 'chrf', 'sentence_counts', 'score_counts', 'draws', 'middle', 'Interval',
-           'bootstrap_interval', 'Comparison', 'paired_bootstrap', 'perplexity', 'evaluate', 'scores_of']
+           'join_parts', 'translate_lines', 'Translator', 'each_line', 'notes_on', 'join_lines', 'read_ahead',
+           'groups_of_lines', 'translate', 'Score', 'corpus_score', 'sacre_bleu', 'tokens_13a', 'sentence_bleu',
+           'split_at_hyphens', 'tokenized_bleu', 'chrf_counts', 'chrf_from_counts', 'chrf', 'sentence_counts',
+           'score_counts', 'draws', 'middle', 'Interval', 'bootstrap_interval', 'Comparison', 'paired_bootstrap',
+           'perplexity', 'evaluate', 'scores_of']
 
 # %% ../notebooks/13_evaluation.ipynb #ae895e25
 import math
@@ -30,7 +31,7 @@ import numpy as np
 
 from .attention import InteractiveFigure
 from .batches import TokenPairs, pad, tokenize_pairs
-from .decoding import Hypothesis, beam_search
+from .decoding import Hypothesis, beam_search, check_search
 from .text import EOS, UNK, Corpus, Tokenizer
 from .training import load_pretrained, validation_loss
 from .transformer import Transformer
@@ -282,12 +283,16 @@ def decode_rows(
         max_extra: How many tokens an output may have beyond those of its source.
         max_tokens: Source tokens decoded together, padding included.
         n_best: Hypotheses wanted for each row.
-        max_sentences: Sentences decoded together.
+        max_sentences: Sentences decoded together; fewer where the beam is so wide that
+            their logits would take more than 128 MB.
 
     Returns:
         For each row, what beam_search gives: n_best hypotheses, best first.
     """
+    check_search(beam_size, alpha, n_best)
     device = next(model.parameters()).device
+    fitting = 2**25 // (beam_size * model.config.vocab_size)
+    max_sentences = min(max_sentences, max(fitting, 1))
     out: list = [None] * len(rows)
     lengths = [len(row) + 1 for row in rows]
     for chosen in group_by_length(lengths, max_tokens, max_sentences):
@@ -310,7 +315,7 @@ def one_line(text: str) -> str:
     return " ".join(whole.translate(CONTROL).split())
 
 # %% ../notebooks/13_evaluation.ipynb #544518d4
-END = re.compile(r"[.!?…]+[\"'”“»«’)\]]*\s+")
+END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”“»«’)\]]*+\s+")
 ABBREVIATIONS = frozenset(
     "approx bros ca capt cf co col dept dr etc ex fig gen gov inc jr lt ltd mr mrs ms "
     "mt prof rev sgt sr st str vol vs bzw evtl geb hr nr tel usw vgl".split()
@@ -318,7 +323,7 @@ ABBREVIATIONS = frozenset(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Cut a line after each sentence.
+    """Cut a line after each sentence, in time that grows with its length.
 
     Args:
         text: One line, as one_line gives it.
@@ -326,9 +331,10 @@ def split_sentences(text: str) -> list[str]:
     Returns:
         The sentences in order, without the spaces between them.
     """
-    out, start = [], 0
+    out, start, last = [], 0, 0
     for match in END.finditer(text):
-        word = text[text.rfind(" ", 0, match.start()) + 1 : match.start()]
+        word = text[max(last, text.rfind(" ", last, match.start()) + 1) : match.start()]
+        last = match.end()
         word = word.lower().strip("\"'„“”‚‘’(«»")
         stop = match[0].rstrip() == "."
         if stop and (word in ABBREVIATIONS or len(word) == 1 or "." in word):
@@ -431,14 +437,54 @@ def join_parts(
         out.append(Candidate(" ".join(filter(None, texts)), score, log_prob))
     return out
 
+# %% ../notebooks/13_evaluation.ipynb #ae71e476
+def translate_lines(
+    lines: Iterable[str],
+    tokenizer: Tokenizer,
+    decode: Callable[[list[list[int]]], list[list[Hypothesis]]],
+    max_length: int = 128,
+    by_sentence: bool = True,
+    first_line: int = 1,
+    tell: Callable[[str], None] = warnings.warn,
+) -> list[list[Candidate]]:
+    """Split, cut, copy or decode lines of any kind, and join what belongs together.
+
+    Args:
+        lines: Any strings, one line each.
+        tokenizer: The model's tokenizer.
+        decode: From rows of source ids, without special ids, to the hypotheses of each.
+        max_length: Tokens that a row may have.
+        by_sentence: Whether to translate the sentences of a line one by one.
+        first_line: Number of the first line, for what is told.
+        tell: Called with a sentence if lines were copied, and if some were cut.
+
+    Returns:
+        For each line its candidates, best first; for one that was copied, itself.
+
+    Raises:
+        ValueError: If an entry is not a string.
+    """
+    lines = [one_line(line) for line in each_line(lines, first_line)]
+    ids = tokenizer.encode_all(lines)
+    how = tokenizer, max_length, by_sentence
+    cuts = [cut_line(*line, *how) for line in zip(lines, ids, strict=True)]
+    for note in notes_on(lines, cuts, first_line):
+        tell(note)
+    found = iter(decode([row for cut in cuts for row in cut.rows]))
+    return [
+        join_parts(line, [next(found) for _ in cut.rows], tokenizer)
+        for line, cut in zip(lines, cuts, strict=True)
+    ]
+
 # %% ../notebooks/13_evaluation.ipynb #ea916783
 class Translator:
     """A model and its tokenizer, for any text: as many lines out as in.
 
-    A line without words gives an empty line; several sentences in a line are translated
-    one by one. A sentence of more than max_length tokens is cut, at commas where it can
-    be, and a line that is mostly characters that the model has not learned is copied:
-    both are told by a UserWarning that names the first such line.
+    A string gives a string, and a list, a file or any other iterable of lines a list. A
+    line without words gives an empty line; several sentences in a line are
+    translated one by one. A sentence of more than max_length tokens is cut, at commas
+    where it can be, and a line that is mostly characters that the model has not learned
+    is copied: both are told by a UserWarning that names the first such line.
 
     Args:
         model: A trained model.
@@ -483,7 +529,7 @@ class Translator:
 
     def __call__(
         self,
-        sentences: Sequence[str],
+        sentences: str | Iterable[str],
         beam_size: int = 4,
         alpha: float = 0.6,
         max_extra: int = 50,
@@ -491,11 +537,12 @@ class Translator:
         n_best: int = 1,
         max_sentences: int = 128,
         first_line: int = 1,
-    ) -> list:
+        tell: Callable[[str], None] | None = None,
+    ) -> str | list:
         """Translate lines; the output is in the order of the input.
 
         Args:
-            sentences: Any strings, one line each.
+            sentences: A text, or any iterable of strings, one line each.
             beam_size: Hypotheses kept at each step; 1 is greedy decoding.
             alpha: The length penalty's exponent.
             max_extra: How many tokens an output may have beyond those of its source.
@@ -503,34 +550,34 @@ class Translator:
             n_best: How many translations of each line, at most beam_size.
             max_sentences: Sentences decoded together.
             first_line: Number of the first line, for warnings.
+            tell: Called with what there is to tell, instead of a UserWarning.
 
         Returns:
             For n_best=1 one string a line; else a list of at most n_best Candidates a
             line, best first. Of a line that was cut, candidate k joins the k-th of
-            the parts and sums their log-probabilities and scores.
+            the parts and sums their log-probabilities and scores. For a text the same
+            of the whole: its line breaks are kept.
 
         Raises:
-            ValueError: If sentences is one string, an entry is not a string, or a
-                setting is not allowed.
+            ValueError: If sentences is no text and no iterable, an entry is not a
+                string, or a setting is not allowed.
+            FloatingPointError: If the model's logits are no numbers.
         """
-        check_sentences(sentences, first_line)
-        lines = [one_line(sentence) for sentence in sentences]
-        ids = self.tokenizer.encode_all(lines)
-        how = self.tokenizer, self.max_length, self.by_sentence
-        cuts = [cut_line(*line, *how) for line in zip(lines, ids, strict=True)]
-        warn_of(lines, cuts, first_line)
-        rows = [row for cut in cuts for row in cut.rows]
         settings = beam_size, alpha, max_extra, max_tokens, n_best, max_sentences
-        found = iter(decode_rows(self.model, rows, *settings))
-        out = [
-            join_parts(line, [next(found) for _ in cut.rows], self.tokenizer)
-            for line, cut in zip(lines, cuts, strict=True)
-        ]
-        return out if n_best > 1 else [best[0].text for best in out]
+        out = translate_lines(
+            sentences, self.tokenizer,
+            lambda rows: decode_rows(self.model, rows, *settings),
+            self.max_length, self.by_sentence, first_line,
+            tell or (lambda note: warnings.warn(note, stacklevel=4)),
+        )  # fmt: skip
+        if isinstance(sentences, str):
+            out = [join_lines(out)]
+        out = out if n_best > 1 else [best[0].text for best in out]
+        return out[0] if isinstance(sentences, str) else out
 
     def stream(
         self,
-        lines: Iterable[str],
+        lines: str | Iterable[str],
         max_lines: int = 256,
         pause: float = 0.2,
         **settings,
@@ -542,7 +589,8 @@ class Translator:
         need not wait for the next.
 
         Args:
-            lines: Any iterable of strings, such as an open file or standard input.
+            lines: Any iterable of strings, such as an open file or standard input, or
+                a text with its line breaks.
             max_lines: Lines read ahead.
             pause: Seconds without a new line after which what is there is translated.
             **settings: As for a call.
@@ -551,37 +599,54 @@ class Translator:
             One translation for each line (a list of Candidates if n_best > 1).
         """
         first = settings.pop("first_line", 1)
+        lines = each_line(lines, first)
         for group in groups_of_lines(lines, max_lines, pause):
             yield from self(group, first_line=first, **settings)
             first += len(group)
 
 # %% ../notebooks/13_evaluation.ipynb #8ee03d12
-def check_sentences(sentences: Sequence[str], first_line: int = 1) -> None:
-    """Refuse one string for a list of them, and entries that are not strings.
+def each_line(sentences: str | Iterable[str], first_line: int = 1) -> Iterator[str]:
+    """The lines of a text, or each of these lines.
 
     Raises:
-        ValueError: What was given and what is allowed.
+        ValueError: If there are none, or one is not a string; it says what to give.
     """
-    if isinstance(sentences, str | bytes):
-        raise ValueError("sentences is one string: give a list of sentences.")
+    if isinstance(sentences, str):
+        sentences = sentences.split("\n")
+    if isinstance(sentences, bytes) or not isinstance(sentences, Iterable):
+        kind = type(sentences).__name__
+        raise ValueError(f"sentences is of type {kind}: give a string, or strings.")
     for number, sentence in enumerate(sentences, start=first_line):
         if not isinstance(sentence, str):
             raise ValueError(
-                f"line {number} is a {type(sentence).__name__}: give strings."
+                f"line {number} is of type {type(sentence).__name__}: give strings."
             )
+        yield sentence
 
 
-def warn_of(lines: Sequence[str], cuts: Sequence[Cut], first_line: int = 1) -> None:
-    """Tell of lines that are copied and of sentences that are cut."""
+def notes_on(lines: Sequence[str], cuts: Sequence[Cut], first: int = 1) -> list[str]:
+    """What there is to tell of lines that are copied, and of sentences that are cut."""
     copied = [i for i, line in enumerate(lines) if line and not cuts[i].rows]
     cut = [i for i in range(len(lines)) if cuts[i].too_long]
-    for found, what in (
-        (copied, "is mostly characters that the model has not learned: copied"),
-        (cut, "has a sentence that is too long for the model: translated in parts"),
-    ):
-        if found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            warnings.warn(f"line {found[0] + first_line} {what}{more}", stacklevel=3)
+    return [
+        f"line {found[0] + first} {what}"
+        + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
+        for found, what in (
+            (copied, "is mostly characters that the model has not learned: copied"),
+            (cut, "has a sentence that is too long for the model: translated in parts"),
+        )
+        if found
+    ]
+
+
+def join_lines(found: list[list[Candidate]]) -> list[Candidate]:
+    """The candidates of a text: the k-th of each of its lines, or the last it has."""
+    out = []
+    for k in range(max(map(len, found))):
+        choice = [line[min(k, len(line) - 1)] for line in found]
+        sums = sum(c.score for c in choice), sum(c.log_prob for c in choice)
+        out.append(Candidate("\n".join(c.text for c in choice), *sums))
+    return out
 
 # %% ../notebooks/13_evaluation.ipynb #86a7b2db
 def read_ahead(lines: Iterable[str], box: queue.Queue, stop: threading.Event) -> None:
@@ -636,19 +701,19 @@ def groups_of_lines(
 def translate(
     model: Transformer,
     tokenizer: Tokenizer,
-    sentences: Sequence[str],
+    sentences: str | Iterable[str],
     batch_size: int = 64,
     max_extra: int = 50,
     beam_size: int = 1,
     alpha: float = 0.6,
-) -> list[str]:
+) -> str | list[str]:
     """Translate sentences; the output is in the order of the input.
 
     Args:
         model: A trained model.
         tokenizer: Its tokenizer.
         sentences: Source sentences, each decoded as a whole unless it is longer than
-            128 tokens; an empty one gives an empty one.
+            128 tokens; an empty one gives an empty one, and a string a string.
         batch_size: Sentences decoded together.
         max_extra: How many tokens an output may have beyond those of its source.
         beam_size: Hypotheses kept at each step; 1 is greedy decoding.

@@ -169,7 +169,7 @@ const ABBREVIATIONS = new Set(
 export function splitSentences(text) {
   const out = [];
   let start = 0;
-  for (const match of text.matchAll(/[.!?…]+["'”“»«’)\]]*\s+/g)) {
+  for (const match of text.matchAll(/(?<![.!?…])[.!?…]+["'”“»«’)\]]*\s+/g)) {
     const end = match.index + match[0].length;
     const before = match.index && text.lastIndexOf(" ", match.index - 1) + 1;
     let word = text.slice(before, match.index).toLowerCase();
