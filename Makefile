@@ -52,13 +52,15 @@ book: env library notebooks $(STAMPS)/html  ## set up, run every chapter, build 
 	@echo "To read it with everything working: make serve"
 
 test: env check-sync lint notebooks $(STAMPS)/html  ## set up, and check everything that must hold
+	@$(BIN)/python book/_tools/browser.py || true  # what it lacks is said again at the end
 	@LITERATE_BOOK=built $(BIN)/python -m pytest
 
 serve: book  ## build the book and serve it on this machine (PORT=8000)
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends it)"
 	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
-pdf: book  ## the built book as one PDF, by Chromium: _build/book.pdf
+pdf: book  ## the built book as one PDF: _build/book.pdf
+	@$(BIN)/python book/_tools/browser.py
 	@$(BIN)/python book/_tools/pdf.py
 
 export: env  ## write the library transformer_lib from the notebooks
@@ -132,7 +134,8 @@ $(STAMPS)/files: FORCE
 # What the pages load in the browser, served by the book itself, comes from npm: MathJax
 # for formulas, Pyodide (Python) for cells that run in the page, ONNX Runtime for the page
 # that translates. Where there is no npm, or it finds nothing, formulas come from their
-# usual public address, no cell runs there and nothing is translated.
+# usual public address, no cell runs there and nothing is translated. The browser that
+# tests and the PDF fall back on comes with it (book/_tools/browser.py).
 MATHJAX := es5/tex-svg.js
 PYODIDE := pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json
 ONNX    := ort.wasm.bundle.min.mjs ort-wasm-simd-threaded.wasm

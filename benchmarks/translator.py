@@ -22,8 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HTML = ROOT / "_build" / "html"
-sys.path.insert(0, str(ROOT / "tests"))
-from conftest import BROWSER, FLAGS, Quiet  # noqa: E402
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "book" / "_tools")]
+from browser import HOW, find  # noqa: E402
+from conftest import Quiet  # noqa: E402
 from kept import keep  # noqa: E402
 
 from transformer_lib.training import environment_record  # noqa: E402
@@ -89,13 +90,16 @@ def main(arguments=None) -> dict:
     given = parser.parse_args(arguments)
     from playwright.sync_api import sync_playwright
 
+    found = find()
+    if found is None:
+        sys.exit(f"There is no browser here to measure in: {HOW}.")
     handler = functools.partial(Quiet, directory=str(HTML))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/book/translator.html"
     rounds = 1 if given.quick else 5
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        browser = found.launch(playwright)
         version = browser.version
         first, later = measure(browser, address, rounds)
         browser.close()

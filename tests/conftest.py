@@ -2,38 +2,67 @@
 
 import functools
 import http.server
+import os
 import re
-import shutil
+import sys
 import threading
-import warnings
 
 import pytest
-from built import HTML
+from built import HTML, ROOT
 from hypothesis import settings
+
+sys.path.append(str(ROOT / "book" / "_tools"))
+from browser import HOW, find  # noqa: E402
 
 # A slow moment of the machine is no failure.
 settings.register_profile("book", deadline=None)
 settings.load_profile("book")
 
-CANDIDATES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, CANDIDATES)), None)
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
---disable-background-networking --disable-component-update --disable-sync""".split()
+# What is skipped for want of a browser, or of what npm brings into the pages, says so
+# in these words, and is counted at the end.
+UNSEEN = "not looked at in a browser"
+# With this, such a test is a failure of the whole run (`.ci/run`).
+NEEDED = os.environ.get("LITERATE_BROWSER") == "needed"
 # Formulas are typeset by MathJax from its usual place; here it is not waited for.
 MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@"
 
 
+def unseen(terminalreporter) -> int:
+    """How many tests wanted a browser and had none."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    return sum(UNSEEN in str(report.longrepr) for report in skipped)
+
+
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if NEEDED and reporter and unseen(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter):
+    count = unseen(terminalreporter)
+    if count:
+        words = f"{count} TEST(S) DID NOT RUN for want of a browser. {HOW}."
+        terminalreporter.write_line(words, red=True, bold=True)
+
+
+@pytest.fixture(scope="session")
+def found_browser():
+    """The browser of this machine, or from npm, or from Playwright: book/_tools."""
+    found = find()
+    if found is None:
+        pytest.skip(f"{UNSEEN}: there is none")
+    return found
+
+
 @pytest.fixture(scope="module")
-def browser(request):
-    """Chromium, where there is one; else its tests are skipped, and it is said."""
-    if BROWSER is None:
-        name = request.module.__name__
-        warnings.warn(f"No Chromium: {name} does NOT look at anything.", stacklevel=1)
-        pytest.skip("no Chromium to look at the pages with")
+def browser(found_browser):
+    """The browser, running; where there is none, its tests are skipped and counted."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        chromium = found_browser.launch(playwright)
         yield chromium
         chromium.close()
 

@@ -4,19 +4,18 @@ import contextlib
 import io
 import json
 import re
-import warnings
 
 import pytest
 from built import HTML
+from conftest import UNSEEN
 from test_live import exercises, live_cells, live_runner, plain_outputs
 from test_pages import AXE, LOOK, OVERFLOW, STANDARD
 
 PAGE = "notebooks/01_hello.html"
-if not (HTML / "_static/pyodide").exists():
-    warnings.warn(
-        "No Pyodide (it comes from npm): code in the pages is NOT tested.", stacklevel=1
-    )
-    pytest.skip("no Pyodide in the built book", allow_module_level=True)
+pytestmark = pytest.mark.skipif(
+    not (HTML / "_static/pyodide").exists(),
+    reason=f"{UNSEEN}: npm brought no Pyodide, so no code runs in the built pages",
+)
 
 PATIENCE = 120_000  # milliseconds until Python is loaded, on a busy machine
 LIGHT_PAGE = 1_500_000  # bytes, without what the first Run loads

@@ -4,12 +4,10 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from collections import Counter
 
 import pytest
 from built import ROOT, documents, need_the_book
-from conftest import BROWSER
 
 need_the_book()
 
@@ -45,10 +43,8 @@ def test_places_of_all_pages_are_one_of_a_kind_and_linked(pdf):
     assert folds and all('open=""' in fold for fold in folds), "nobody can unfold paper"
 
 
+@pytest.mark.usefixtures("found_browser")
 def test_prints(tmp_path):
-    if BROWSER is None:
-        warnings.warn("No Chromium: the PDF is NOT printed.", stacklevel=1)
-        pytest.skip("no Chromium to print with")
     target = tmp_path / "few.pdf"
     done = subprocess.run(
         [*PRINT, *FEW, "-o", target], capture_output=True, text=True, check=False
@@ -61,13 +57,11 @@ def test_prints(tmp_path):
     assert os.listdir(tmp_path) == ["few.pdf"]
 
 
-def test_says_what_is_missing(tmp_path):
-    nothing = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run(
-        [*PRINT, *FEW, "-o", tmp_path / "no.pdf"],
-        capture_output=True, text=True, check=False, env=nothing,
-    )  # fmt: skip
-    assert done.returncode and "There is no Chromium" in done.stderr
+def test_says_what_is_missing(pdf, tmp_path, monkeypatch):
+    monkeypatch.setattr(pdf, "find", lambda: None)
+    with pytest.raises(SystemExit, match="no browser here, which prints the PDF"):
+        pdf.write_pdf(FEW, tmp_path / "no.pdf")
+    assert not list(tmp_path.iterdir())
     done = subprocess.run(
         [*PRINT, "book/nowhere"], capture_output=True, text=True, check=False
     )

@@ -10,18 +10,17 @@ import warnings
 
 import pytest
 from built import HTML
+from conftest import UNSEEN
 from test_live_pages import LIGHT_PAGE, Reader
 from test_pages import AXE, BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 
 from transformer_lib.evaluation import Translator, cut_text, one_line, split_sentences
 
 PAGE = "book/translator.html"
-if not (HTML / "_static/translator-model/manifest.json").exists():
-    warnings.warn(
-        "No ONNX Runtime (it comes from npm): the translator's page is NOT tested.",
-        stacklevel=1,
-    )
-    pytest.skip("no model in the built book", allow_module_level=True)
+pytestmark = pytest.mark.skipif(
+    not (HTML / "_static/translator-model/manifest.json").exists(),
+    reason=f"{UNSEEN}: npm brought no ONNX Runtime, so the built page has no model",
+)
 
 TEXTS = """\
 Hello!

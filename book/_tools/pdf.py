@@ -1,4 +1,4 @@
-"""Print the built book as one PDF, with Chromium: `make pdf`, or some pages of it.
+"""Print the built book as one PDF, in a browser: `make pdf`, or some pages of it.
 
 All pages become one long page first, so that Chromium makes bookmarks of all headings,
 links from chapter to chapter stay links, and pages are numbered through. What is folded
@@ -10,19 +10,17 @@ import functools
 import http.server
 import posixpath
 import re
-import shutil
 import sys
 import threading
 import time
 from pathlib import Path
 
 import yaml
+from browser import HOW, find
 from bs4 import BeautifulSoup
 
 ROOT = Path(__file__).parents[2]
 HTML = ROOT / "_build" / "html"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 LEFT_OUT = {"book/notes"}  # boxes to write in, on the screen
 # What links lead to; ids inside of figures are their own.
 ADDRESSED = ("section", "dt", "span", "p", "div.math", "div.citation")
@@ -112,34 +110,24 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def find_browser() -> str:
-    """Chromium on this machine.
+def write_pdf(names: list[str], target: Path) -> None:
+    """Print pages of the built book, in this order, into one file.
 
     Raises:
-        SystemExit: With what is missing, and what to do.
+        SystemExit: There is no browser; with what to do.
     """
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        sys.exit(
-            "There is no Chromium here, which prints the PDF: looked for "
-            f"{', '.join(BROWSERS)}. Install one (Debian: apt install chromium), or "
-            "print single pages from any browser."
-        )
-    return found
-
-
-def write_pdf(names: list[str], target: Path) -> None:
-    """Print pages of the built book, in this order, into one file."""
     from playwright.sync_api import sync_playwright
 
-    browser_path = find_browser()
+    found = find()
+    if found is None:
+        sys.exit(f"There is no browser here, which prints the PDF: {HOW}.")
     handler = functools.partial(Quiet, directory=str(HTML))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/book/print.html"
     body = long_page(names)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
+        browser = found.launch(playwright)
         page = browser.new_page()
         page.set_default_timeout(600_000)
         page.route(address, lambda r: r.fulfill(content_type="text/html", body=body))
