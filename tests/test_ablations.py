@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,8 +41,8 @@ from transformer_lib.exercises.ablations import (
     check_proportion,
     check_ranks,
 )
-from transformer_lib.text import load_corpus
-from transformer_lib.training import Recipe
+from transformer_lib.text import BOS, EOS, load_corpus
+from transformer_lib.training import Recipe, load_run
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Table 3 as printed: N, d_model, d_ff, h, d_k, d_v, P_drop, smoothing, steps,
@@ -133,6 +134,21 @@ def test_rows_keep_their_proportion_in_a_small_base(key):
     Transformer(config)  # can be built
 
 
+@pytest.mark.parametrize("key", [key for key in ROWS if key != "A1"])
+def test_every_row_comes_out_whole_in_the_replica(key):
+    base = Recipe.load("table3-replica")
+    made = variation(base, ROWS[key]).model
+    heads, d_k = made["num_heads"], made["d_k"]
+    if key.startswith("A"):  # the computation of all heads together stays the same
+        assert heads * d_k == 64 and heads == int(key[1:]) // 2
+    Transformer(TransformerConfig(100, **made))
+
+
+def test_one_head_takes_the_width_of_all():
+    made = variation(Recipe.load("table3-replica"), ROWS["A1"]).model
+    assert (made["num_heads"], made["d_k"], made["d_v"]) == (1, 64, 64)
+
+
 def test_equal_budget_unless_longer_is_asked_for():
     assert variation(tiny(), TABLE3["big"]).max_steps == 30
     assert variation(tiny(), TABLE3["big"], longer=True).max_steps == 90
@@ -189,6 +205,28 @@ def test_results_say_everything(whole):
         assert len(result["data"]["sha256"]) == 64
 
 
+def test_the_loss_is_of_the_split_that_is_scored(whole, tmp_path):
+    """Against torch's own cross-entropy, on the test pairs and on training pairs."""
+    out, results = whole
+    (result,) = ablate(tiny(), tmp_path, ["base"], device="cpu", sentences=10,
+                       show=False, split="test", data_dir=out / "data")  # fmt: skip
+    run = load_run(tmp_path / "base-0", "cpu", weights="last")
+    pairs = load_corpus("grammar-en-de", "test").pairs
+    pairs = pairs[:: math.ceil(len(pairs) / 10)]
+    total = count = 0
+    for source, target in pairs:
+        ids = torch.tensor([run.tokenizer.encode(source) + [EOS]])
+        tgt = run.tokenizer.encode(target)
+        logits = run.model(ids, torch.tensor([[BOS, *tgt]]))[0]
+        wanted = torch.tensor([*tgt, EOS])
+        total += F.cross_entropy(logits, wanted, reduction="sum").item()
+        count += len(wanted)
+    assert result["split"] == "test" and result["sentences"] == len(pairs)
+    assert result["test_loss"] == pytest.approx(total / count, rel=1e-4)
+    assert "test_loss" not in results[0] and results[0]["split"] == "valid"
+    assert 0 < result["train_loss"] < 10
+
+
 def test_what_is_finished_is_not_repeated(whole):
     out, results = whole
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.suffix != ".lock"}
@@ -228,7 +266,7 @@ def test_killed_anywhere_the_table_is_the_same(whole, tmp_path):
     """SIGKILL at several moments; the command again; the same results to the bit."""
     out, recipe = tmp_path / "out", tmp_path / "tiny.toml"
     model = "\n".join(f"{k} = {v}" for k, v in TINY.items())
-    flat = {k: v for k, v in asdict(tiny()).items() if k not in ("model", "max_words")}
+    flat = {k: v for k, v in asdict(tiny()).items() if k != "model" and v is not None}
     lines = (f"{name} = {json.dumps(value)}" for name, value in flat.items())
     recipe.write_text("\n".join(lines) + f"\n[model]\n{model}\n")
     command = [sys.executable, "-c",

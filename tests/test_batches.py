@@ -444,6 +444,19 @@ def test_prepare_writes_what_tokenize_pairs_gives(text, prepared):
     assert done.data["train_pairs"] + done.data["valid_pairs"] == 2000
 
 
+def test_prepare_takes_a_sample_of_the_pairs(text, tmp_path):
+    done = prepare(text, tmp_path / "a", 300, max_pairs=100)
+    corpora = [module.load_corpus(text, split) for split in ("train", "valid")]
+    some = module.sample_pairs(corpora[0].pairs, 100)
+    wanted = tokenize_pairs(some, done.tokenizer)
+    assert np.array_equal(done.train.tgt, wanted.tgt) and len(done.train) == 100
+    assert len(done.valid) == len(corpora[1])
+    sides = [side for pair in some for side in pair]
+    assert done.tokenizer.model == Tokenizer.train(sides, 300).model
+    with pytest.raises(ValueError, match="max_pairs is 100, asked for is 99"):
+        prepare(text, tmp_path / "a", 300, max_pairs=99)
+
+
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_prepare_is_the_same_for_any_threads_and_pieces(
     kind, text, tmp_path, monkeypatch

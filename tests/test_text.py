@@ -380,6 +380,23 @@ def test_all_translations_of_a_sentence_are_held_out_together():
     assert held_out("Hi.") is False
 
 
+def shared_targets(spec):
+    train, valid = (load_corpus(spec, split).pairs for split in ("train", "valid"))
+    assert train and valid
+    return [{p[i] for p in train} & {p[i] for p in valid} for i in (0, 1)]
+
+
+def test_no_validation_sentence_of_either_side_is_trained_on(tmp_path, monkeypatch):
+    # Many sources, few targets: every target would be on both sides.
+    lines = [f"Sentence {i}.\tSatz {i % 500}.\n" for i in range(3000)]
+    path = write(tmp_path / "mine.tsv", "".join(lines))
+    assert shared_targets({"train": str(path), "share": 0.05}) == [set(), set()]
+    monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", str(tmp_path / "mirror"))
+    (tmp_path / "mirror").mkdir()
+    (tmp_path / "mirror" / "deu-eng.zip").write_bytes(archive("".join(lines)))
+    assert shared_targets("tatoeba-en-de") == [set(), set()]
+
+
 def test_the_hash_is_of_the_text():
     a = Corpus("a", "train", [("Hi.", "Hallo!")], "mine", "here")
     b = Corpus("b", "valid", [("Hi.", "Hallo!")], "yours", "there")

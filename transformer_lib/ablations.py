@@ -18,11 +18,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from .batches import load_prepared, prepare, within
+from transformer_lib.batches import (
+    TokenPairs,
+    flatten,
+    load_prepared,
+    prepare,
+    tokenize_pairs,
+    within,
+)
 from .evaluation import Translator, perplexity, sacre_bleu
 from .multihead import head_widths
 from .text import load_corpus
-from .training import Recipe, load_run, train, write_json
+from transformer_lib.training import (
+    Recipe,
+    load_run,
+    train,
+    validation_loss,
+    write_json,
+)
 from .transformer import TransformerConfig
 
 try:
@@ -131,9 +144,15 @@ def variation(base: Recipe, row: Row, seed: int = 0, longer: bool = False) -> Re
     Source: Vaswani et al. 2017, Table 3.
     """
     settings = full_settings(base)
-    changes = {
-        name: scaled(name, value, settings[name]) for name, value in row.changes.items()
-    }
+    if row.changes.get("num_heads") == 1:  # one head is one head at every size
+        number = settings["num_heads"]
+        changes = {n: number * settings[n] for n in ("d_k", "d_v")}
+        changes["num_heads"] = 1
+    else:
+        changes = {
+            name: scaled(name, value, settings[name])
+            for name, value in row.changes.items()
+        }
     steps = changes.pop("max_steps", base.max_steps)
     epsilon = changes.pop("epsilon", base.epsilon)
     widths = {name: settings[name] for name in ("d_k", "d_v")}
@@ -145,18 +164,30 @@ def variation(base: Recipe, row: Row, seed: int = 0, longer: bool = False) -> Re
 
 # %% ../notebooks/16_ablations.ipynb #e77e2677
 def measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
-            device: str | None, show: bool) -> dict:  # fmt: skip
+            split: str, device: str | None, show: bool) -> dict:  # fmt: skip
     """Train one recipe and score its last weights; a record that JSON can hold."""
     train(recipe, run_dir, data_dir, device=device, show=show)
+    ready = load_prepared(data_dir)
     run = load_run(run_dir, device or "cpu", weights="last")
     sources, references = (list(side) for side in zip(*pairs, strict=True))
     translate = Translator(run.model, run.tokenizer, by_sentence=False)
     score = sacre_bleu(translate(sources, beam_size=4, alpha=0.6), references)
     last = run.history[-1]
+
+    def loss(part: TokenPairs) -> float:
+        return validation_loss(run.model, part, recipe.max_tokens)
+
+    some = range(0, len(ready.train), max(1, len(ready.train) // 2000))
+    sides = zip(*(ready.train[i] for i in some), strict=True)
+    size = run.tokenizer.vocab_size
+    own = TokenPairs(*(flat for side in sides for flat in flatten(side, size)))
     return {
         "recipe": asdict(recipe),
         "parameters": sum(p.numel() for p in run.model.parameters()),
-        "perplexity": perplexity(run.model, load_prepared(data_dir).valid),
+        "perplexity": perplexity(run.model, ready.valid),
+        "train_loss": loss(own),
+        f"{split}_loss": loss(tokenize_pairs(pairs, run.tokenizer)),
+        "split": split,
         "bleu": score.value,
         "signature": score.signature,
         "sentences": len(pairs),
@@ -212,6 +243,7 @@ def ablate(
     longer: bool = False,
     sentences: int = 1000,
     show: bool = True,
+    split: str = "valid",
 ) -> list[dict]:
     """Run rows of Table 3; what is finished is not repeated.
 
@@ -225,9 +257,10 @@ def ablate(
         data_dir: A folder that prepare wrote; out / "data" if None.
         device: "cpu" or "cuda"; the faster one that is there if None.
         longer: Whether the big model trains three times as long.
-        sentences: How many validation sentences, at most, BLEU is measured on: every
-            second or third of them and so on, as many as that makes.
+        sentences: How many sentences, at most, BLEU is measured on: every second or
+            third of the split and so on, as many as that makes.
         show: Whether to say what is going on.
+        split: What is scored, "valid" or "test".
 
     Returns:
         All results of the folder, those of other calls too.
@@ -240,9 +273,9 @@ def ablate(
     data_dir = Path(data_dir or out / "data")
     if not (data_dir / "data.json").exists():
         prepare(base.corpus, data_dir, base.vocab_size, base.kind, base.max_length,
-                max_words=base.max_words)  # fmt: skip
+                max_words=base.max_words, max_pairs=base.max_pairs)  # fmt: skip
     corpus = load_prepared(data_dir).data["corpus"]  # with --data: not the recipe's
-    pairs = list(within(load_corpus(corpus, "valid").pairs, base.max_words))
+    pairs = list(within(load_corpus(corpus, split).pairs, base.max_words))
     pairs = pairs[:: math.ceil(len(pairs) / sentences)]  # of every part of the text
     for key, recipe in todo:
         name = f"{key}-{recipe.seed}"
@@ -250,7 +283,7 @@ def ablate(
         with claimed(out / f"{name}.lock") as mine:
             if not mine or finished(path, recipe):
                 continue
-            result = measure(recipe, out / name, data_dir, pairs, device, show)
+            result = measure(recipe, out / name, data_dir, pairs, split, device, show)
             write_json(path, {"row": key, "seed": recipe.seed, **result})
         if show:
             print(f"{name:14} perplexity {result['perplexity']:7.2f}   "

@@ -710,8 +710,12 @@ def write_prepared(
     """
     threads = threads or os.cpu_count() or 1
     streams = {split: PairStream(corpus, split) for split in ("train", "valid")}
+    texts, size = dict(streams), settings["max_pairs"]
+    if size:
+        fitting = within(streams["train"], settings["max_words"])
+        texts["train"] = sample_pairs(fitting, size, settings["seed"])
     if tokenizer is None:
-        text = within(streams["train"], settings["max_words"])
+        text = within(texts["train"], settings["max_words"])
         sample = sample_pairs(text, settings["sample_size"], settings["seed"])
         sides = (side for pair in sample for side in pair)
         tokenizer = Tokenizer.train(sides, settings["vocab_size"], settings["kind"])
@@ -722,7 +726,7 @@ def write_prepared(
     with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
         for split, stream in streams.items():
             data[split] = write_split(
-                stream, tokenizer, part / split, settings, threads, bar
+                texts[split], tokenizer, part / split, settings, threads, bar
             ) | stream.about()
     write_data(part, data)
 
@@ -841,6 +845,7 @@ def prepare(
     max_words: int | None = None,
     show: bool = False,
     sample_size: int = 200_000,
+    max_pairs: int | None = None,
 ) -> Prepared:
     """Turn a corpus into a folder of token pairs, in constant memory.
 
@@ -860,6 +865,8 @@ def prepare(
         max_words: Longest side that is kept, in words; None for no limit.
         show: Whether to show a progress bar.
         sample_size: Pairs to learn the vocabulary from, at most.
+        max_pairs: Train on a random sample of so many pairs, which is held in memory;
+            None for all.
 
     Raises:
         ValueError: If a setting is wrong, no pair is left, the folder was prepared
@@ -869,8 +876,8 @@ def prepare(
     """
     folder = Path(folder)
     settings = {"vocab_size": vocab_size, "kind": kind, "max_length": max_length,
-                "max_words": max_words, "seed": seed,
-                "sample_size": sample_size}  # fmt: skip
+                "max_words": max_words, "seed": seed, "sample_size": sample_size,
+                "max_pairs": max_pairs}  # fmt: skip
     check_settings(settings, threads)
     if tokenizer:
         settings["vocab_size"] = tokenizer.vocab_size

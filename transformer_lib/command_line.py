@@ -105,7 +105,7 @@ def recipe_asked(asked: argparse.Namespace):
     recipe = Recipe.load(asked.recipe)
     if asked.data:
         data = load_prepared(asked.data).data
-        kept = ("vocab_size", "kind", "max_length", "max_words")
+        kept = ("vocab_size", "kind", "max_length", "max_words", "max_pairs")
         prepared = {name: data["settings"].get(name) for name in kept}
         changes = {"corpus": data["corpus"], **prepared, **changes}
     changes["model"] = recipe.model | changes.get("model", {})
@@ -247,7 +247,7 @@ def run_ablate(asked: argparse.Namespace) -> None:
 
     found = ablate(
         recipe_asked(asked), asked.out, asked.rows or list(ROWS), asked.seeds,
-        asked.data, asked.device, asked.longer, asked.sentences,
+        asked.data, asked.device, asked.longer, asked.sentences, split=asked.split,
     )  # fmt: skip
     print(table_text(table(found)))
     if asked.record:
@@ -514,7 +514,9 @@ def fill_ablate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--longer", action="store_true",
                         help="train the big model three times as long, as the paper")
     parser.add_argument("--sentences", type=int, default=1000, metavar="N",
-                        help="validation sentences for BLEU (1000)")
+                        help="sentences for BLEU (1000)")
+    parser.add_argument("--split", choices=("valid", "test"), default="valid",
+                        help="what is scored (valid)")
     parser.add_argument("--device", help="cpu or cuda (what is there)")
     parser.add_argument("--record", type=Path, metavar="FILE",
                         help="keep all results in one file")

@@ -14,11 +14,11 @@ __all__ = ['NOUNS', 'ANY', 'ALIVE', 'NOT_PEOPLE', 'ADJECTIVES', 'PRONOUNS', 'VER
            'question', 'report', 'grammar_split', 'Corpus', 'hash_pairs', 'CorpusUnavailable', 'cache_folder', 'Source',
            'newstest', 'unpack', 'write_aside', 'Part', 'receive', 'is_rest', 'download', 'fetch', 'keep',
            'local_copies', 'describe_copy', 'where_to_put', 'read_pairs', 'read_segments', 'attribute', 'source_pairs',
-           'held_out', 'load_tatoeba', 'load_newstest', 'CleaningReport', 'open_text', 'check_start', 'split_member',
-           'open_member', 'read_lines', 'two_files', 'uneven_files', 'one_file', 'judge', 'stream_pairs', 'clean',
-           'decode_side', 'load_corpus', 'stream_corpus', 'user_files', 'stream_files', 'origin_of', 'count_words',
-           'pairs_in', 'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs', 'merge_everywhere',
-           'Tokenizer']
+           'held_out', 'part_of', 'load_tatoeba', 'load_newstest', 'CleaningReport', 'open_text', 'check_start',
+           'split_member', 'open_member', 'read_lines', 'two_files', 'uneven_files', 'one_file', 'judge',
+           'stream_pairs', 'clean', 'decode_side', 'load_corpus', 'stream_corpus', 'user_files', 'stream_files',
+           'origin_of', 'count_words', 'pairs_in', 'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs',
+           'merge_everywhere', 'Tokenizer']
 
 # %% ../notebooks/08_text.ipynb #4bcfe230
 import codecs
@@ -910,13 +910,31 @@ def held_out(sentence: str, share: float = 0.01) -> bool:
     digest = hashlib.sha256(sentence.encode()).digest()
     return int.from_bytes(digest[:4], "big") < share * 2**32
 
+
+def part_of(
+    pairs: Iterable[tuple[str, str]], valid: bool, targets: set[str], share: float
+) -> Iterator[tuple[str, str]]:
+    """The held-out pairs, or the others without those that share a target with them.
+
+    Args:
+        pairs: All pairs, as a stream.
+        valid: Whether the held-out pairs are wanted.
+        targets: The targets of the held-out pairs.
+        share: As for held_out.
+    """
+    for source, target in pairs:
+        out = held_out(source, share)
+        if valid and out or not (valid or out or target in targets):
+            yield source, target
+
 # %% ../notebooks/08_text.ipynb #17b8d0e9
 def load_tatoeba(name: str, split: str) -> Corpus:
     """Tatoeba; its test split without pairs of which training has seen either side."""
     source = SOURCES[name]
     pairs, origin = fetch(source)
     if split != "test":
-        pairs = [pair for pair in pairs if held_out(pair[0]) == (split == "valid")]
+        targets = {target for english, target in pairs if held_out(english)}
+        pairs = list(part_of(pairs, split == "valid", targets, 0.01))
         return Corpus(name, split, pairs, source.licence, origin)
     seen = [set(side) for side in zip(*pairs, strict=True)]
     source = SOURCES[name.replace("tatoeba", "tatoeba-test")]
@@ -1349,8 +1367,11 @@ def stream_files(
     pairs = stream_pairs(*files, report=report, **settings)
     if "valid" in table or split == "test":
         return pairs
-    share = table["share"]
-    return (p for p in pairs if held_out(p[0], share) == (split == "valid"))
+    share, targets = table["share"], set()
+    if split == "train" and share:  # one more reading, to know what is held out
+        again = stream_pairs(*files, report=CleaningReport(), **settings)
+        targets = {target for source, target in again if held_out(source, share)}
+    return part_of(pairs, split == "valid", targets, share)
 
 
 def origin_of(report: CleaningReport) -> str:

@@ -207,6 +207,7 @@ class Recipe:
         model: Further arguments of TransformerConfig.
         max_length: Longest side of a pair, in tokens.
         max_words: Longest side of a pair, in words; None for no limit.
+        max_pairs: Train on a random sample of so many pairs; None for all.
         max_tokens: Token budget of a batch, for source and for target.
         accumulate: Batches whose gradients are summed for one update.
         max_steps: Updates.
@@ -235,6 +236,7 @@ class Recipe:
     model: dict = field(default_factory=dict)
     max_length: int = 128
     max_words: int | None = None
+    max_pairs: int | None = None
     max_tokens: int = 4096
     accumulate: int = 1
     max_steps: int = 1000
@@ -342,8 +344,9 @@ def check_recipe(recipe: Recipe) -> None:
     for name, allowed in CHOICES.items():
         known = " or ".join(map(repr, allowed))
         must(recipe, name, lambda v: v in allowed, known)  # noqa: B023
-    must(recipe, "max_words", lambda v: v is None or is_whole(v, 1),
-         "a whole number, at least 1, or left out")  # fmt: skip
+    for name in ("max_words", "max_pairs"):
+        must(recipe, name, lambda v: v is None or is_whole(v, 1),
+             "a whole number, at least 1, or left out")  # fmt: skip
     must(recipe, "factor", lambda v: is_real(v) and v > 0, "a number above 0")
     for name in ("clip", "joined"):
         must(recipe, name, lambda v: is_real(v) and v >= 0, "a number, 0 or more")
@@ -678,7 +681,8 @@ def ready_data(
         if known is None and recipe.start_from:
             known = load_pretrained(recipe.start_from)[1]
         prepare(recipe.corpus, folder, recipe.vocab_size, recipe.kind,
-                recipe.max_length, known, max_words=recipe.max_words)  # fmt: skip
+                recipe.max_length, known, max_words=recipe.max_words,
+                max_pairs=recipe.max_pairs)  # fmt: skip
     ready = load_prepared(folder, verify=True)
     check_prepared(recipe, ready, folder)
     if own.exists() and own.read_bytes() != ready.tokenizer.model:
@@ -696,7 +700,7 @@ def check_prepared(recipe: Recipe, ready: Prepared, folder: Path) -> None:
         ValueError: What the folder has and what the recipe says.
     """
     there = ready.data["settings"]
-    names = ("vocab_size", "kind", "max_length", "max_words")
+    names = ("vocab_size", "kind", "max_length", "max_words", "max_pairs")
     for name in names:
         wanted = getattr(recipe, name)
         if there.get(name) != wanted and not (name == "kind" and "tokenizer" in there):
