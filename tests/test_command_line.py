@@ -103,6 +103,39 @@ def test_translate_writes_one_line_for_each_whatever_it_says(at, capsys):
     assert not list(at.glob("*.part"))
 
 
+WRITING = {
+    "--output": ["translate", "run", "one.en", "--beam-size", "1"],
+    "--json": ["evaluate", "run", "--test", "one.en", "one.en", "--beam-size", "1"],
+    "--record": ["ablate", "small", "--rows", "base", "--data", "data", *TINY,
+                 "--out", "ablated", "--sentences", "2"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", WRITING)
+def test_what_is_written_to_keeps_its_kind_and_its_permissions(at, option, tmp_path):
+    """Links, pipes, devices, a mode of 640; and nobody's NAME.part is touched."""
+    (at / "one.en").write_text("The dog sleeps.\n")
+    kept, pipe = tmp_path / "kept", tmp_path / "pipe"
+    kept.write_text("old")
+    kept.chmod(0o640)
+    (tmp_path / "link").symlink_to("kept")
+    (tmp_path / "link.part").symlink_to("kept.part")
+    (tmp_path / "kept.part").write_text("mine")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for target in tmp_path / "link", pipe, "/dev/null":
+        assert main([*WRITING[option], option, str(target)]) == 0
+    content = os.read(reader, 1 << 20).decode()
+    os.close(reader)
+    assert content.endswith("\n") and kept.read_text() not in ("old", "")
+    assert kept.stat().st_mode & 0o777 == 0o640 and pipe.is_fifo()
+    assert Path("/dev/null").is_char_device() and (tmp_path / "link").is_symlink()
+    assert (tmp_path / "kept.part").read_text() == "mine"
+    assert (tmp_path / "link.part").is_symlink()
+    names = {"kept", "kept.part", "link", "link.part", "pipe"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
 @settings(max_examples=15, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(lines=st.lists(st.text(max_size=30).filter(lambda t: "\n" not in t), max_size=4))

@@ -8,12 +8,15 @@ import os
 import random
 import re
 import socket
+import subprocess
+import sys
 import tarfile
 import threading
 import tracemalloc
 import urllib.error
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import sentencepiece as spm
@@ -46,7 +49,7 @@ from transformer_lib.text import (
     stream_pairs,
     train_bpe,
     unpack,
-    write_aside,
+    whole_file,
 )
 
 EASY = settings(max_examples=25)
@@ -311,26 +314,128 @@ def test_an_unwritable_cache_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch):
-    def full(path, content):
+    def full(path, *rest):
         raise OSError(28, "No space left on device")
 
     serve(monkeypatch, archive())
-    monkeypatch.setattr(text, "write_aside", full)
+    monkeypatch.setattr(text, "finish_file", full)
     with pytest.warns(UserWarning, match="not kept: .*No space"):
         assert everything() == sorted(PAIRS)
 
 
-def test_write_aside_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
+def put(path, content, mode="wb"):
+    with whole_file(path, mode) as file:
+        file.write(content)
+
+
+def test_a_file_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "x"
-    write_aside(path, b"old")
+    put(path, b"old")
 
     def fail(*names):
         raise OSError("no")
 
+    with pytest.raises(KeyError), whole_file(path) as file:
+        file.write(b"half")
+        raise KeyError
     monkeypatch.setattr(text.os, "replace", fail)
-    with pytest.raises(OSError):
-        write_aside(path, b"new")
+    with pytest.raises(OSError, match="x could not be written .no.; what was there"):
+        put(path, b"new")
     assert path.read_bytes() == b"old" and leftovers(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600), (0, 0o666)])
+def test_a_new_file_has_the_mode_that_open_gives(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        put(tmp_path / "ours", b"x")
+        (tmp_path / "pythons").write_bytes(b"x")
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / n).stat().st_mode & 0o777 for n in ("ours", "pythons")]
+    assert modes == [mode, mode]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o600, 0o444, 0o755])
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path, mode):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    put(path, "new\n", "w")
+    assert path.read_bytes() == b"new\n" and path.stat().st_mode & 0o777 == mode
+
+
+def test_links_are_followed_and_stay(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "x").write_bytes(b"old")
+    (tmp_path / "a").symlink_to("deep/x")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "c").symlink_to("deep/not yet there")
+    for name in "b", "c":
+        put(tmp_path / name, b"new")
+        assert (tmp_path / name).is_symlink()
+    assert (tmp_path / "deep" / "x").read_bytes() == b"new"
+    assert sorted(leftovers(tmp_path)) == ["a", "b", "c", "not yet there", "x"]
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="loop could not be written"):
+        put(tmp_path / "loop", b"new")
+    assert (tmp_path / "loop").is_symlink()
+
+
+def test_no_file_or_link_of_another_is_touched(tmp_path, monkeypatch):
+    """The old fixed name, and the random one if somebody guesses it."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    (tmp_path / "x.part").symlink_to(victim)
+    put(tmp_path / "x", b"new")
+    monkeypatch.setattr(text.os, "urandom", bytes)
+    (tmp_path / "x.00000000.part").symlink_to(victim)
+    with pytest.raises(OSError, match="File exists"):
+        put(tmp_path / "x", b"newer")
+    assert victim.read_bytes() == b"mine" and (tmp_path / "x").read_bytes() == b"new"
+    assert (tmp_path / "x.part").is_symlink()
+    assert (tmp_path / "x.00000000.part").is_symlink()
+
+
+def test_devices_and_pipes_are_written_to(tmp_path):
+    put("/dev/null", b"x")
+    assert Path("/dev/null").is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in "pipe", "link":
+        put(tmp_path / name, name, "w")
+    assert os.read(reader, 99) == b"pipelink"
+    os.close(reader)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_standard_output_is_appended_to(tmp_path):
+    """Also where it is a file: what was printed before and after stays."""
+    program = (
+        "from transformer_lib.text import whole_file\n"
+        "print('before')\n"
+        "for name in '/dev/stdout', '/dev/fd/1':\n"
+        "    with whole_file(name, 'w') as file:\n"
+        "        file.write(name + '\\n')\n"
+        "print('after')\n"
+    )
+    with open(tmp_path / "out", "wb") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines == ["before", "/dev/stdout", "/dev/fd/1", "after"]
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [("no/such/x", "No such file.*Make its folder first"), ("", "it is a folder"),
+     ("x" * 300, "too long")],
+)  # fmt: skip
+def test_what_cannot_be_written_is_said_before_anything_is_done(tmp_path, name, said):
+    with pytest.raises(OSError, match=f"could not be written.*{said}"):
+        with whole_file(tmp_path / name):
+            raise AssertionError("too late")
+    assert leftovers(tmp_path) == []
 
 
 def test_public_test_set_without_what_training_has_seen(tmp_path, monkeypatch):

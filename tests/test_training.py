@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import os
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 import transformer_lib.training as training
 from transformer_lib.batches import make_batch, prepare, tokenize_pairs
@@ -443,6 +445,52 @@ def test_shipped_model_loads():
     assert about["recipe"]["corpus"] == "tatoeba-en-de"
     with pytest.raises(ValueError, match="no model 'klingon'.*tatoeba-en-de"):
         training.load_pretrained("klingon")
+
+
+@pytest.mark.parametrize("dtype", training.DTYPES)
+def test_the_files_are_those_of_the_safetensors_library(tmp_path, dtype):
+    """Read by its own reader: names, shapes, types and numbers; odd sizes between."""
+    tensors = {"odd": torch.arange(5).to(torch.uint8), "a": torch.rand(3, 4) * 9}
+    tensors |= {"none": torch.zeros(0, 3), "one": torch.tensor(2.5)}
+    tensors = {f"{n} {dtype}": t.to(dtype) for n, t in tensors.items()} | tensors
+    tensors["turned"] = torch.rand(3, 4).T
+    path = tmp_path / "x.safetensors"
+    training.save_tensors(path, tensors, {"step": 3, "who": "Jürgen"})
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+    assert training.load_tensors(path)[1] == {"step": 3, "who": "Jürgen"}
+
+
+def test_every_bit_of_a_file_of_tensors_counts(tmp_path):
+    """The record, too: there a bit made update 600 into 700."""
+    path = tmp_path / "x.safetensors"
+    record = {"step": 600, "seconds": 1.5, "history": [{"valid_loss": 2.0}]}
+    tensors = {"w": torch.arange(4.0), "rng": torch.arange(3, dtype=torch.uint8)}
+    training.save_tensors(path, tensors, record)
+    whole = path.read_bytes()
+    for i in range(len(whole) * 8):
+        harmed = bytearray(whole)
+        harmed[i // 8] ^= 1 << i % 8
+        path.write_bytes(harmed)
+        try:
+            got, said = training.load_tensors(path)
+        except training.DamagedFile:
+            continue
+        assert said == record and got.keys() == tensors.keys(), i
+        assert all(torch.equal(got[name], tensors[name]) for name in tensors), i
+
+
+def test_files_of_a_run_have_the_mode_that_others_have(train, tmp_path):
+    before = os.umask(0o022)
+    try:
+        train(tiny(), tmp_path / "run")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
+    assert len(files) > 7
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o644}
 
 
 def test_no_pickle_is_read(tmp_path):

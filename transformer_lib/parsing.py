@@ -52,6 +52,7 @@ from transformer_lib.text import (
     local_copies,
     unpack,
     where_to_put,
+    whole_file,
 )
 from .training import Recipe, Run, train
 from .transformer import Transformer
@@ -804,14 +805,9 @@ def prepare_trees(
     corpus = {split: str(folder / f"{split}.tsv") for split in banks}
     for split, path in corpus.items():
         further = further_trees(more if split == "train" else ())
-        aside = Path(f"{path}.{os.getpid()}.part")
-        try:
-            with aside.open("w", encoding="utf-8", newline="\n") as file:
-                for tree in chain(banks[split].trees, further):
-                    file.write("\t".join(tree_pair(tree, tokenizer)) + "\n")
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+        with whole_file(path, "w") as file:
+            for tree in chain(banks[split].trees, further):
+                file.write("\t".join(tree_pair(tree, tokenizer)) + "\n")
     corpus |= {"name": name, "licence": banks["train"].licence}
     corpus |= {"max_ratio": 1000, "max_words": 10_000}  # sequences are long: drop none
     ready = folder / "prepared"

@@ -44,8 +44,8 @@ from transformer_lib.decoding import (
 )
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .positions import LearnedPositions, frequencies
-from .text import BOS, EOS, PAD, UNK, Tokenizer
-from .training import to_disk, write_json
+from .text import BOS, EOS, PAD, UNK, Tokenizer, whole_file
+from .training import write_json
 from .transformer import Transformer, TransformerConfig
 
 # %% ../notebooks/21_serving.ipynb #ccaaa9e2
@@ -538,9 +538,8 @@ def write_folder(folder: Path, files: dict[str, bytes], manifest: dict) -> None:
     """
     with whole_folder(folder) as aside:
         for name, content in files.items():
-            with (aside / name).open("wb") as file:
+            with whole_file(aside / name) as file:
                 file.write(content)
-                to_disk(file)
         write_json(aside / "manifest.json", manifest)
 
 # %% ../notebooks/21_serving.ipynb #8ba346a1

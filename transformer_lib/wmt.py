@@ -8,9 +8,9 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/15_w
 __all__ = ['WMT_LICENCE', 'ARCHIVES', 'PAIRS', 'VOCABULARY', 'TABLE_2', 'SYSTEMS', 'LANGUAGES', 'PLACES', 'MARKS', 'ANCHORS',
            'COST_PICTURE', 'COST_STYLE', 'SUSTAINED', 'Archive', 'wmt_archive', 'BytesOnDisk', 'PartOnDisk',
            'download_archive', 'check_archive', 'fetch_archive', 'open_tar_member', 'member_lines', 'archive_rows',
-           'archive_pairs', 'whole_file', 'write_pairs', 'clean_archive', 'clean_wmt', 'join_parts', 'prepare_wmt',
-           'miniature', 'pack_archive', 'attention_products', 'flops_per_step', 'Result', 'result', 'our_result',
-           'plotted', 'cost_figure', 'training_cost']
+           'archive_pairs', 'write_pairs', 'clean_archive', 'clean_wmt', 'join_parts', 'prepare_wmt', 'miniature',
+           'pack_archive', 'attention_products', 'flops_per_step', 'Result', 'result', 'our_result', 'plotted',
+           'cost_figure', 'training_cost']
 
 # %% ../notebooks/15_wmt.ipynb #79c0c5a8
 import contextlib
@@ -45,6 +45,7 @@ from transformer_lib.text import (
     local_copies,
     receive,
     where_to_put,
+    whole_file,
 )
 from .training import read_evidence, write_json
 from .transformer import TransformerConfig
@@ -351,21 +352,10 @@ def archive_pairs(
         yield source, target
 
 # %% ../notebooks/15_wmt.ipynb #cf79ee66
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A name to write under; it becomes path if all goes well, and vanishes if not."""
-    aside = path.with_name(path.name + ".part")
-    try:
-        yield aside
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
 def write_pairs(pairs: Iterable, path: Path, show: bool = False) -> int:
     """Write pairs as packed lines with a tab, a piece at a time; tell how many."""
     count = 0
-    with whole_file(path) as aside, open(aside, "wb") as raw:
+    with whole_file(path) as raw:
         with gzip.GzipFile("", "wb", 1, raw, mtime=0) as file:
             with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
                 for piece in pieces_of(pairs):
@@ -459,7 +449,7 @@ def clean_wmt(
 def join_parts(parts: Sequence[Path], folder: Path) -> None:
     """Put packed files one behind the other into train.tsv.gz, and remove them."""
     if not (folder / "train.tsv.gz").exists():
-        with whole_file(folder / "train.tsv.gz") as aside, open(aside, "wb") as out:
+        with whole_file(folder / "train.tsv.gz") as out:
             for part in parts:
                 with open(part, "rb") as file:
                     shutil.copyfileobj(file, out, 1 << 20)
