@@ -180,6 +180,7 @@ def decoded(file: Iterable, name: str | Path) -> Iterator[str]:
 def run_translate(asked: argparse.Namespace) -> None:
     """Translate lines of files or of standard input."""
     from transformer_lib.evaluation import Translator
+    from transformer_lib.text import whole_file
 
     translator = Translator.from_pretrained(asked.model, device=asked.device or "cpu")
     settings = {"beam_size": asked.beam_size, "alpha": asked.alpha}
@@ -188,16 +189,10 @@ def run_translate(asked: argparse.Namespace) -> None:
         for translation in translator.stream(lines, **settings):
             print(translation, flush=True)
         return
-    aside = asked.output.with_name(asked.output.name + ".part")
-    try:
-        with aside.open("w", encoding="utf-8", newline="\n") as file:
-            for translation in tqdm(
-                translator.stream(lines, **settings), unit=" lines", disable=None
-            ):
-                file.write(translation + "\n")
-        aside.replace(asked.output)
-    finally:
-        aside.unlink(missing_ok=True)
+    with whole_file(asked.output, "w") as file:
+        translations = translator.stream(lines, **settings)
+        for translation in tqdm(translations, unit=" lines", disable=None):
+            file.write(translation + "\n")
 
 # %% ../notebooks/90_command_line.ipynb #acc61618
 def run_parse(asked: argparse.Namespace) -> None:

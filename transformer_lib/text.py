@@ -7,22 +7,24 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/08_t
 # %% auto #0
 __all__ = ['NOUNS', 'ANY', 'ALIVE', 'NOT_PEOPLE', 'ADJECTIVES', 'PRONOUNS', 'VERBS', 'HAVE', 'BE', 'MODALS', 'THAT', 'TODAY',
            'NOW', 'YESTERDAY', 'TOMORROW', 'THE', 'A', 'NO', 'ANKI', 'TATOEBA_LICENCE', 'CHALLENGE_LICENCE',
-           'CHALLENGE', 'SOURCES', 'DAMAGE', 'UNEVEN', 'NOT_UTF8', 'COLUMNS', 'EMPTY', 'TOO_LONG', 'RATIO', 'MAX_LINE',
-           'KINDS', 'NOT_READ', 'SPLITS', 'NAMES', 'SETTINGS', 'MARK', 'PAD', 'UNK', 'BOS', 'EOS', 'SPECIAL', 'Verb',
-           'declension', 'Phrase', 'noun_phrase', 'english_article', 'subject_phrase', 'Clause', 'verb_clause',
-           'modal_forms', 'is_clause', 'random_clause', 'english_words', 'german_words', 'grammar_pair', 'statement',
-           'question', 'report', 'grammar_split', 'Corpus', 'hash_pairs', 'CorpusUnavailable', 'cache_folder', 'Source',
-           'newstest', 'unpack', 'write_aside', 'Part', 'receive', 'is_rest', 'download', 'fetch', 'keep',
-           'local_copies', 'describe_copy', 'where_to_put', 'read_pairs', 'read_segments', 'attribute', 'source_pairs',
-           'held_out', 'part_of', 'load_tatoeba', 'load_newstest', 'CleaningReport', 'open_text', 'check_start',
-           'split_member', 'open_member', 'read_lines', 'two_files', 'uneven_files', 'one_file', 'judge',
-           'stream_pairs', 'clean', 'decode_side', 'load_corpus', 'stream_corpus', 'user_files', 'stream_files',
-           'origin_of', 'count_words', 'pairs_in', 'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs',
-           'merge_everywhere', 'Tokenizer']
+           'CHALLENGE', 'SOURCES', 'DAMAGE', 'ADVICE', 'UNEVEN', 'NOT_UTF8', 'COLUMNS', 'EMPTY', 'TOO_LONG', 'RATIO',
+           'MAX_LINE', 'KINDS', 'NOT_READ', 'SPLITS', 'NAMES', 'SETTINGS', 'MARK', 'PAD', 'UNK', 'BOS', 'EOS',
+           'SPECIAL', 'Verb', 'declension', 'Phrase', 'noun_phrase', 'english_article', 'subject_phrase', 'Clause',
+           'verb_clause', 'modal_forms', 'is_clause', 'random_clause', 'english_words', 'german_words', 'grammar_pair',
+           'statement', 'question', 'report', 'grammar_split', 'Corpus', 'hash_pairs', 'CorpusUnavailable',
+           'cache_folder', 'Source', 'newstest', 'unpack', 'whole_file', 'direct_target', 'finish_file', 'not_written',
+           'Part', 'receive', 'is_rest', 'download', 'fetch', 'keep', 'local_copies', 'describe_copy', 'where_to_put',
+           'read_pairs', 'read_segments', 'attribute', 'source_pairs', 'held_out', 'part_of', 'load_tatoeba',
+           'load_newstest', 'CleaningReport', 'open_text', 'check_start', 'split_member', 'open_member', 'read_lines',
+           'two_files', 'uneven_files', 'one_file', 'judge', 'stream_pairs', 'clean', 'decode_side', 'load_corpus',
+           'stream_corpus', 'user_files', 'stream_files', 'origin_of', 'count_words', 'pairs_in', 'merge_pair',
+           'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs', 'merge_everywhere', 'Tokenizer']
 
 # %% ../notebooks/08_text.ipynb #4bcfe230
 import codecs
 import contextlib
+import errno
+import functools
 import gzip
 import hashlib
 import heapq
@@ -35,6 +37,8 @@ import math
 import os
 import random
 import re
+import stat
+import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -46,6 +50,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
+from typing import IO
 
 import sentencepiece as spm
 from tqdm import tqdm
@@ -607,16 +612,103 @@ def unpack(content: bytes, name: str, member: str = "") -> str:
     raise CorpusUnavailable(f"{name} {reason}.")
 
 # %% ../notebooks/08_text.ipynb #39d361b5
-def write_aside(path: str | Path, content: bytes) -> None:
-    """Write a file under another name and rename it, so that no half file is left."""
-    path = Path(path)
-    aside = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
+@contextlib.contextmanager
+def whole_file(path: str | Path, mode: str = "wb") -> Iterator[IO]:
+    """Open a file to write, which gets its name when it is complete.
+
+    If something fails, what was there before is unchanged and nothing is left behind.
+    Links are followed, permissions kept; pipes, devices and standard output are
+    written to directly.
+
+    Args:
+        path: The file.
+        mode: "wb" for bytes, or "w" for UTF-8 text with lines that end in a newline.
+
+    Yields:
+        The open file; its name is the one that is written under.
+
+    Raises:
+        OSError: If it cannot be written; it says which file, why, and what to do.
+    """
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    aside = None
     try:
-        aside.write_bytes(content)
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
+        if (direct := direct_target(path)) is not None:
+            with open(direct, mode, **text) as file:
+                yield file
+            return
+        target = os.path.realpath(path)
+        before = os.stat(target) if os.path.exists(target) else None
+        if os.path.isdir(target):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        name = f"{target}.{os.urandom(4).hex()}.part"
+        permissions = stat.S_IMODE(before.st_mode) | 0o600 if before else 0o666
+        opener = functools.partial(os.open, mode=permissions)
+        with open(name, mode.replace("w", "x"), opener=opener, **text) as file:
+            aside = name
+            yield file
+            finish_file(file, before)
+        os.replace(aside, target)
+    except BrokenPipeError:  # whoever read from the pipe has gone
         raise
+    except OSError as error:
+        raise not_written(path, error) from error
+    finally:
+        if aside:
+            Path(aside).unlink(missing_ok=True)
+
+# %% ../notebooks/08_text.ipynb #1a788d29
+def direct_target(path: str | Path) -> str | int | None:
+    """What is written to directly: a pipe, a device, or a number of an open file.
+
+    None for a file, for a folder, and where there is nothing.
+    """
+    name = os.path.abspath(path)
+    for _ in range(40):  # links; the system follows as many
+        if number := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", name):
+            sys.stdout.flush()  # what was printed before stands before it
+            return os.dup(int(number[1]))
+        if not os.path.islink(name):
+            break
+        name = os.path.join(os.path.dirname(name), os.readlink(name))
+    try:
+        kind = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    plain = stat.S_ISREG(kind) or stat.S_ISDIR(kind)
+    return None if plain else os.fspath(path)
+
+
+def finish_file(file: IO, before: os.stat_result | None = None) -> None:
+    """See that a file is on the disk, with the permissions of the one before it."""
+    file.flush()
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        os.fsync(file.fileno())
+    if before:
+        with contextlib.suppress(OSError, AttributeError):  # not everybody may
+            os.chown(file.name, before.st_uid, before.st_gid)
+        os.chmod(file.name, stat.S_IMODE(before.st_mode))
+
+# %% ../notebooks/08_text.ipynb #207df11a
+ADVICE = {
+    errno.ENOSPC: "Free some space on the disk, then start again",
+    errno.EACCES: "Choose a place that you may write to",
+    errno.ENOENT: "Make its folder first",
+    errno.EISDIR: "Give the name of a file",
+}
+ADVICE[getattr(errno, "EDQUOT", errno.ENOSPC)] = ADVICE[errno.ENOSPC]
+ADVICE[errno.EPERM] = ADVICE[errno.EROFS] = ADVICE[errno.EACCES]
+
+
+def not_written(path: str | Path, error: OSError) -> OSError:
+    """What could not be written, why, and what to do."""
+    advice = ADVICE.get(error.errno, "See that the disk has room, then start again")
+    said = OSError(
+        f"{path} could not be written ({error.strerror or error}); what was there "
+        f"before is unchanged. {advice}."
+    )
+    said.errno = error.errno
+    return said
 
 # %% ../notebooks/08_text.ipynb #27514f40
 @dataclass
@@ -797,7 +889,8 @@ def keep(source: Source, content: bytes) -> None:
     """Put a download into the cache; warn where that cannot be done."""
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
-        write_aside(cache_folder() / source.filename, content)
+        with whole_file(cache_folder() / source.filename) as file:
+            file.write(content)
     except OSError as error:
         warnings.warn(f"{source.filename} is not kept: {error}", stacklevel=3)
 
@@ -1586,7 +1679,8 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write the model; nothing half-written is left behind."""
-        write_aside(path, self.model)
+        with whole_file(path) as file:
+            file.write(self.model)
 
     @property
     def vocab_size(self) -> int:
