@@ -2,9 +2,10 @@
 
 import subprocess
 import sys
+from array import array
 from functools import partial
 from itertools import count
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from pathlib import Path
 from time import sleep
 
@@ -196,6 +197,9 @@ def odds(t):
         (steer_with(lambda t: odds(t) * 3 - 0.18), "its square root"),
         (steer_with(lambda t: log(t) * sqrt(3) - 0.18), "log(target)"),
         (steer_with(lambda t: odds(t) * sqrt(3)), "already 0.18 apart"),
+        (steer_with(odds), "Two slips. You forgot the scaling"),
+        (steer_with(lambda t: odds(t) * 3), "Two slips. You scaled by d_k"),
+        (steer_with(odds), "And the scores are already 0.18 apart"),
         (steer_with(lambda t: odds(1 - t) * sqrt(3) - 0.18), "mixed up"),
         (steer_with(lambda t: odds(t) * sqrt(3) - 0.18, row=1), "rows 0 and 2"),
         (steer_with(lambda t: 0.1, at_once=True), "copy it first"),
@@ -234,6 +238,7 @@ FAR = -1e9
         (lambda s: masked(s, lambda i, j: j <= i + 1, FAR), "sees the future"),
         (lambda s: masked(s, lambda i, j: j < max(i, 1), FAR), "not see itself"),
         (lambda s: masked(s, lambda i, j: j >= i, FAR), "the future"),
+        (lambda s: masked(s, lambda i, j: j < i, -inf), "the diagonal belongs"),
         (
             lambda s: [
                 [w if j <= i else 0 for j, w in enumerate(row)]
@@ -262,6 +267,12 @@ def unshifted(scores):
     return max(numbers), sum(map(exp, numbers))
 
 
+def stores(scores):
+    numbers = list(scores)
+    top = max(numbers)
+    return top, sum(exp(number - top) for number in numbers)
+
+
 def overflowing(scores):
     numbers = list(scores)
     return max(numbers), sum(map(exp, numbers)) / exp(max(numbers))
@@ -278,6 +289,8 @@ def overflowing(scores):
         (lambda s: (s[0], 1), "iterator"),
         (lambda s: max(s), "two numbers"),
         (lambda s: (0.0, 1.0), "largest of"),
+        (stores, "stores them"),
+        (lambda s: stores(array("d", s)), "stores them"),
     ],
 )
 def test_running_mistakes(running, said):
@@ -325,6 +338,10 @@ def waits_for_ever(x):
         sleep(0.01)
 
 
+def waits_on_one_line(x):
+    while True: pass  # fmt: skip # noqa: E701
+
+
 def asks_itself_for_ever(x):
     return asks_itself_for_ever(x)
 
@@ -334,6 +351,7 @@ def asks_itself_for_ever(x):
     [
         (runs_for_ever, "does not come to an end: it has run 1,000,001 lines"),
         (waits_for_ever, "does not come to an end"),
+        (waits_on_one_line, "is still in the line `while True: pass"),
         (partial(runs_for_ever), "is still in the line `"),
         (lambda x: sum(1 for _ in count()), "does not come to an end"),
         (asks_itself_for_ever, "RecursionError"),
