@@ -1,6 +1,7 @@
 """Chapter 06: masks and decoder against torch's own, and nobody looks ahead."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformer_lib.exercises.decoder import (
     check_target_mask,
     wired,
 )
+from transformer_lib.multihead import MultiHeadAttention
 
 FEW = settings(max_examples=25)
 D, H, FF = 16, 4, 24
@@ -40,6 +42,14 @@ def shaken(module, seed=0):
             noise = torch.randn(p.shape, generator=generator)
             gain = "norm" in name and "weight" in name
             p.copy_(1 + 0.2 * noise if gain else 0.2 * noise)
+    return module
+
+
+def by_formula(module):
+    """The module with its attention by the explicit formula, not torch's kernel."""
+    for part in module.modules():
+        if isinstance(part, MultiHeadAttention):
+            part.forward = partial(part.forward, need_weights=True)
     return module
 
 
@@ -84,7 +94,8 @@ def masks_of(kind, T=5, S=7):
 @pytest.mark.parametrize("kind", ["none", "causal", "causal memory target"])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("num_layers", [None, 3])
-def test_equals_torch_in_value_and_gradient(num_layers, norm_first, kind):
+@pytest.mark.parametrize("path", [shaken, lambda module: by_formula(shaken(module))])
+def test_equals_torch_in_value_and_gradient(path, num_layers, norm_first, kind):
     options = {"dropout": 0.0, "norm_first": norm_first}
     theirs = nn.TransformerDecoderLayer(D, H, FF, batch_first=True, **options)
     if num_layers is None:
@@ -93,7 +104,7 @@ def test_equals_torch_in_value_and_gradient(num_layers, norm_first, kind):
         ours = Decoder(num_layers, D, H, FF, bias=True, **options)
         last = nn.LayerNorm(D) if norm_first else None
         theirs = nn.TransformerDecoder(theirs, num_layers, last)
-    assert_same_as_torch(shaken(ours), theirs, *masks_of(kind))
+    assert_same_as_torch(path(ours), theirs, *masks_of(kind))
 
 
 def test_causal_mask_is_torchs():
@@ -163,6 +174,16 @@ def test_one_parallel_pass_equals_step_by_step(**shapes):
     for t in range(1, x.shape[1] + 1):
         step = decoder(x[:, :t], memory, causal_mask(t))
         torch.testing.assert_close(step[:, -1], parallel[:, t - 1], **CLOSE)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_reading_the_beginning_again_needs_the_mask(num_layers):
+    """Of one layer the newest position is the same without it, of two it is not."""
+    decoder = shaken(Decoder(num_layers, D, H, FF).eval())
+    x, memory = torch.randn(2, 6, D), torch.randn(2, 4, D)
+    with torch.no_grad():
+        gap = decoder(x, memory) - decoder(x, memory, causal_mask(6))  # (B, T, D)
+    assert (gap[:, -1].abs().max() > 1e-3) == (num_layers == 2)
 
 
 @FEW

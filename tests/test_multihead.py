@@ -442,8 +442,11 @@ def keep_only(attention, head):
 WRONG_SILENCE = {
     "work on a copy": silenced(zero("w_o", columns), on_copy=False),
     "Nothing has changed": silenced(lambda attention, head: None),
-    "silenced head 0": silenced(lambda a, h: zero("w_o", columns)(a, h - 1)),
-    "silenced head 2": silenced(lambda a, h: zero("w_o", columns)(a, h + 1)),
+    "torch.no_grad()": lambda attention, head: zero("w_o", columns)(
+        copy.deepcopy(attention), head
+    ),
+    "silenced index 0": silenced(lambda a, h: zero("w_o", columns)(a, h - 1)),
+    "silenced index 2": silenced(lambda a, h: zero("w_o", columns)(a, h + 1)),
     "other way round": silenced(keep_only),
     "rows of w_o": silenced(zero("w_o", lambda h: slice(5 * h, 5 * h + 5))),
     "still blends": silenced(zero("w_q", lambda h: slice(2 * h, 2 * h + 2))),

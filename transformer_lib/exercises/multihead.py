@@ -108,7 +108,15 @@ def check_without_head(without_head):
         given = MultiHeadAttention(12, 3, d_k=2, d_v=5)
         x = torch.randn(2, 4, 12)
     before = copy.deepcopy(given.state_dict())
-    silent = without_head(given, 1)
+    try:
+        silent = without_head(given, 1)
+    except RuntimeError as error:
+        expect(
+            "in-place" not in str(error),
+            "torch does not let you write into a weight that is being trained. Put "
+            "the line that sets it to zero under `with torch.no_grad():`.",
+        )
+        raise
     for name, tensor in given.state_dict().items():
         said = (
             f"You changed {name} of the module that was given: work on a copy."
@@ -132,9 +140,9 @@ def check_without_head(without_head):
         rows[..., 5:10] = 0
         wrongs = {
             "Nothing has changed: the copy gives the same output.": each.sum(0),
-            "You silenced head 0; heads are counted from 0, and head 1 was "
+            "You silenced index 0; the index counts from 0, and index 1 was "
             "asked for.": each[1] + each[2],
-            "You silenced head 2; heads are counted from 0, and head 1 was "
+            "You silenced index 2; the index counts from 0, and index 1 was "
             "asked for.": each[0] + each[1],
             "Only the head is left and all others are silent: it is the other way "
             "round.": each[1],
