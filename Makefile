@@ -29,7 +29,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 PAGES     := $(shell find book -type f -not -path '*/__pycache__/*' -not -path '*/_tools/*')
 LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml' \
-               -o -name '*.safetensors')
+               -o -name '*.json' -o -name '*.safetensors')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -7,7 +7,7 @@
 A model of the paper's base size with random weights, 16 sources of up to 30 tokens,
 beam 4, 32 output tokens: ours with and without a cache, Hugging Face's generate,
 CTranslate2 in float32 and int8. The rounds are interleaved, so that a slow moment of
-the machine hits all alike. Writes evidence/benchmarks/decoding.json (or
+the machine hits all alike. Writes transformer_lib/evidence/benchmarks/decoding.json (or
 decoding-cuda.json, where int8 and the run without a cache are left out).
 
 Ours and Hugging Face's write 32 tokens and then the end symbol, in 33 steps: its

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformer_lib.training import write_json
 
-EVIDENCE = Path(__file__).parents[1] / "evidence"
+EVIDENCE = Path(__file__).parents[1] / "transformer_lib" / "evidence"
 
 
 def keep(record: dict, name: str, out: Path | None, quick: bool) -> None:

@@ -16,7 +16,8 @@ beam 4, on the same sentences of its test set; BLEU of CTranslate2's two exports
 of it. Exports: their sizes, and the time from nothing loaded to a first translation.
 
 JoeyNMT and x-transformers are installed into _build/peers, without the versions of
-other packages that JoeyNMT asks for. Writes evidence/benchmarks/peers.json.
+other packages that JoeyNMT asks for.
+Writes transformer_lib/evidence/benchmarks/peers.json.
 """
 
 import argparse

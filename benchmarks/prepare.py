@@ -15,7 +15,7 @@ the ids of all pairs on the disk:
 Each job runs in a process of its own, of which the peak memory is read; rounds are
 interleaved. Then ours again with the same text ten times over. Mixed text is read where
 TRANSFORMER_LIB_MIRROR names a folder that has it. Writes
-evidence/benchmarks/prepare.json.
+transformer_lib/evidence/benchmarks/prepare.json.
 """
 
 import argparse

@@ -7,7 +7,8 @@
 Each step trains a fresh model of the same size on real text; the steps take turns, so
 that a slow moment of the machine hits all alike. Counted are real target tokens, and
 the operations that real tokens need as a share of what the machine makes in one large
-matrix product of the same precision. Writes evidence/benchmarks/speed-DEVICE.json.
+matrix product of the same precision.
+Writes transformer_lib/evidence/benchmarks/speed-DEVICE.json.
 """
 
 import argparse

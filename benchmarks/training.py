@@ -9,7 +9,7 @@ random pairs padded to the longest. Both ways train on as many real tokens an up
 Same text, subwords, optimizer, dropout, smoothed loss and threads, float32. The rounds
 are interleaved, so that a slow moment of the machine hits all alike. The mixed corpus
 is in the offline mirror only and is left out without it. Writes
-evidence/benchmarks/training.json.
+transformer_lib/evidence/benchmarks/training.json.
 """
 
 import argparse

@@ -8,7 +8,7 @@ The built book is served from this machine. Five times, in a browser whose cache
 empty: the time from the first click to the finished translation, which loads the model
 and ONNX Runtime, and the bytes that this loads. Then, in the last of these browsers,
 the time from click to translation for other sentences, beam 4. Writes
-evidence/benchmarks/translator.json.
+transformer_lib/evidence/benchmarks/translator.json.
 """
 
 import argparse

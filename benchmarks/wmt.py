@@ -8,7 +8,8 @@ in a process of its own: unpacking and cleaning, learning a vocabulary of 37,000
 cutting into tokens, and how fast one can run past the members that are not wanted. Time
 is that of the processor, all threads together, so that other work on the machine does
 not count; the time by the clock stands beside it. Real text is read where
-TRANSFORMER_LIB_MIRROR names a folder that has it. Writes evidence/benchmarks/wmt.json.
+TRANSFORMER_LIB_MIRROR names a folder that has it.
+Writes transformer_lib/evidence/benchmarks/wmt.json.
 """
 
 import argparse

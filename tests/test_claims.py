@@ -63,7 +63,7 @@ def test_each_entry_names_a_test_that_exists(row):
 
 def test_every_record_is_on_the_page_of_evidence():
     page = (ROOT / "notebooks" / "92_evidence.ipynb").read_text("utf-8")
-    folder = ROOT / "evidence"
+    folder = ROOT / "transformer_lib" / "evidence"
     files = {p.relative_to(folder).as_posix()[:-5] for p in folder.rglob("*.json")}
     listed = set(re.findall(r'"    \\"([\w/-]+)\\": \(', page))
     assert listed == files

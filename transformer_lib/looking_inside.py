@@ -1076,7 +1076,7 @@ RECORD_COMMAND = (
 
 
 def record_heads(
-    path: str | Path = "evidence/attention-heads.json", size: int = 400, seed: int = 0
+    path: str | Path = "attention-heads.json", size: int = 400, seed: int = 0
 ) -> dict:
     """Weigh all heads of the model that ships on its test set, and keep the record.
 

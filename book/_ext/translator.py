@@ -5,7 +5,7 @@ fetched ONNX Runtime from npm, the model that ships with the library is exported
 (chapter 21 does it; the files are kept in _build/web) and served with the pages;
 book/_static/translator.js makes the rest. Else a line says what is missing.
 
-The role ``{record}`` writes a number of a record in the folder evidence:
+The role ``{record}`` writes a number of a record in transformer_lib/evidence:
 ``{record}`tatoeba-en-de scores.sacreBLEU.value .1f` ``.
 """
 
@@ -128,7 +128,7 @@ class Record(SphinxRole):
 
     def run(self):
         name, way, *how = self.text.split()
-        path = ROOT / "evidence" / f"{name}.json"
+        path = ROOT / "transformer_lib" / "evidence" / f"{name}.json"
         self.env.note_dependency(str(path))
         value = json.loads(path.read_text("utf-8"))
         for key in way.split("."):

@@ -3,11 +3,12 @@
     python book/_tools/evidence.py tatoeba-en-de [--run-dir DIR] [--max-minutes M]
     python book/_tools/evidence.py tatoeba-en-de --run-dir DIR --score-only
 
-An interrupted run goes on where it stopped. Writes evidence/RECIPE.json: recipe, data
-hash, hardware, versions, commit, history, scores with their signatures for the best,
-the last and the averaged weights, by greedy decoding and by beam search, and the
-translation of each test sentence beside a hash that says of which. The headline is
-the paper's way, averaged weights and beam 4, whichever scores best.
+An interrupted run goes on where it stopped.
+Writes transformer_lib/evidence/RECIPE.json: recipe, data hash, hardware, versions,
+commit, history, scores with their signatures for the best, the last and the averaged
+weights, by greedy decoding and by beam search, and the translation of each test
+sentence beside a hash that says of which. The headline is the paper's way, averaged
+weights and beam 4, whichever scores best.
 """
 
 import argparse
@@ -111,7 +112,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not asked.score_only:
         train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
-    path = asked.out or ROOT / "evidence" / f"{recipe.name}.json"
+    path = asked.out or ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record_of(run_dir, device))
     print(f"The record is in {path}.")

@@ -2,7 +2,7 @@
 
 Trains language models with three kinds of positions on pieces of 32 tokens, judged
 place by place on pieces of 128, each with three seeds; and ViT beside a linear model,
-each with five seeds and five divisions of the images. Writes evidence/family-small.json
+each with five seeds and five divisions of the images. Writes family-small.json
 after each run; a run that is in it is not done again.
 """
 
@@ -31,7 +31,7 @@ from transformer_lib.family import (
 from transformer_lib.text import BOS, EOS
 from transformer_lib.training import environment_record, write_json
 
-OUT = Path(__file__).resolve().parents[2] / "evidence" / "family-small.json"
+OUT = Path(__file__).parents[2] / "transformer_lib/evidence/family-small.json"
 SMALL = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 128, "dropout": 0.0}
 CORPUS, TEXTS, HELD = short_sentences()
 TOKENIZER = small_tokenizer(TEXTS)

@@ -2,7 +2,7 @@
 # gpu.sh OUT: on a machine with a GPU, train recipes/tatoeba-en-de-gpu.toml, score it, and
 # race the steps of chapter 14 with the big model, and beam search with two other engines
 # (where transformers and ctranslate2 are installed).
-# OUT then holds the record (for evidence/) and the model in half precision (for
+# OUT then holds the record (for transformer_lib/evidence/) and the model in half precision (for
 # transformer_lib/pretrained/; join the parts of the weights with cat). Interrupted, it
 # goes on where it stopped. PYTHON names the interpreter; torch, sentencepiece,
 # safetensors, sacrebleu and tqdm are all it needs. On a machine without the internet
@@ -15,7 +15,7 @@ run=${TRANSFORMER_LIB_RUNS:-runs}/$recipe
 mkdir -p "$out"
 $python book/_tools/evidence.py "$recipe" --run-dir "$run" --max-minutes "${MINUTES:-inf}"
 $python -c "from transformer_lib.command_line import main; main()" average "$run" --last 10
-cp "evidence/$recipe.json" "$out/"
+cp "transformer_lib/evidence/$recipe.json" "$out/"
 $python benchmarks/speed.py --device cuda --size big --max-tokens 12000 \
   --out "$out/speed-cuda.json"
 if $python -c "import transformers, ctranslate2"; then

@@ -2,7 +2,7 @@
 
 Scores every kept step-NNNNNN.safetensors of a run, then averages of its last 1, 5
 and 10, greedily and with beam 4. Writes
-evidence/RECIPE-growth.json; a checkpoint that is in it is not scored again.
+transformer_lib/evidence/RECIPE-growth.json; a checkpoint in it is not scored again.
 """
 
 import argparse
@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 import torch
-
 from evidence import translator
+
 from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.text import load_corpus
 from transformer_lib.training import (
@@ -34,7 +34,7 @@ def main() -> None:
     run = load_run(asked.run)
     pairs = load_corpus(run.recipe.corpus, "valid").pairs[: asked.sentences]
     sources, references = zip(*pairs, strict=True)
-    out = ROOT / "evidence" / f"{run.recipe.name}-growth.json"
+    out = ROOT / "transformer_lib" / "evidence" / f"{run.recipe.name}-growth.json"
     record = json.loads(out.read_text("utf-8")) if out.exists() else {"scores": {}}
     record |= {"sentences": len(pairs), "split": "valid"}
     record["environment"] = environment_record()

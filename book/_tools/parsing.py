@@ -2,7 +2,7 @@
 
     python book/_tools/parsing.py RUN [--seconds 3000] [--every 10] [--beam 4]
 
-RUN is the folder of the run. The record goes to evidence/craft-parsing.json, the
+RUN is the folder of the run. The record goes to transformer_lib/evidence, the
 weights in 16 bits to transformer_lib/pretrained/craft-parsing. A second call with more
 seconds goes on where the first one stopped. With --every 10, each tenth sentence of the
 test split is scored; all of them with --every 1. Of the best weights and the mean of
@@ -85,7 +85,7 @@ def main() -> None:
     scores = timed(model, tokenizer, bank.trees[:: given.every], longest,
                    beam_size=given.beam, show=True, **search)  # fmt: skip
     seconds = scores.pop("seconds")
-    path = ROOT / "evidence" / f"{recipe.name}.json"
+    path = ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
     record = {
         "earlier": earlier(path, run),
         "command": "python book/_tools/parsing.py RUN", "chosen_by_f1": chosen,

@@ -125,7 +125,7 @@ def named_files(text: str) -> list[Path]:
     if "recipe" in text:
         files += sorted((LIBRARY / "recipes").glob("*.toml"))
     if "evidence" in text:
-        evidence = [p for p in sorted((ROOT / "evidence").rglob("*")) if p.is_file()]
+        evidence = [p for p in sorted((LIBRARY / "evidence").rglob("*")) if p.is_file()]
         named = [
             p
             for p in evidence
