@@ -1476,27 +1476,25 @@ def runs_folder() -> Path:
 
 # %% ../notebooks/11_training.ipynb #cd70e191
 def read_evidence(name: str) -> dict:
-    """Read the record of a run that the project keeps.
+    """Read the record of a run: records ship with the library, as its data.
 
     Args:
-        name: Name of the record, such as "tatoeba-en-de".
+        name: Name of the record, such as "tatoeba-en-de" or "benchmarks/peers".
 
     Returns:
         Recipe, data, environment, history, scores, outputs.
 
     Raises:
-        ValueError: If this installation has no such record.
+        ValueError: If there is no such record; with the names of all.
     """
-    module = globals().get("__file__")
-    roots = [Path(module).parents[1]] if module else [Path.cwd(), *Path.cwd().parents]
-    for root in roots:
-        path = root / "evidence" / f"{name}.json"
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
-    raise ValueError(
-        f"no record {name!r}: the records are in the folder evidence of the project's "
-        "repository, and this installation has no such file."
-    )
+    folder = resources.files("transformer_lib") / "evidence"
+    record = folder / f"{name}.json"
+    if not record.is_file():
+        more = [f"benchmarks/{file.name}" for file in (folder / "benchmarks").iterdir()]
+        files = [*(file.name for file in folder.iterdir()), *more]
+        known = sorted(f.removesuffix(".json") for f in files if f.endswith(".json"))
+        raise ValueError(f"no record {name!r}: there are {', '.join(known)}.")
+    return json.loads(record.read_text(encoding="utf-8"))
 
 # %% ../notebooks/11_training.ipynb #c0f7fb22
 def pair_key(pair: tuple[str, str]) -> str:
