@@ -18,23 +18,32 @@ from hypothesis import strategies as st
 
 from transformer_lib import ablations
 from transformer_lib.ablations import (
+    CLAIMS,
     PAPER_BASE,
     ROWS,
     TABLE3,
     Row,
     ablate,
+    bootstrap_agreement,
     claimed,
-    directions,
+    compare,
+    holm,
+    losses,
+    paired_differences,
+    paper_difference,
     pooled_spread,
     rank_agreement,
     ranks,
     read_results,
     scaled,
+    sign_agreement,
+    t_quantile,
     table,
     table_text,
     variation,
+    within_t,
 )
-from transformer_lib.batches import prepare
+from transformer_lib.batches import prepare, tokenize_pairs
 from transformer_lib.command_line import main
 from transformer_lib.exercises.ablations import (
     check_clear,
@@ -321,29 +330,138 @@ def test_table_over_seeds():
     assert len(widths) == 1  # the columns are straight
 
 
-def test_spread_is_pooled():
-    """As the residual error of one-way analysis of variance, on values over means."""
-    runs = {"base": [10.0, 10.4, 9.3], "A1": [12.0, 13.0], "A4": [11.0]}
-    lines = table([result(row, value, 5.0, seed) for row, values in runs.items()
-                   for seed, value in enumerate(values)])  # fmt: skip
-    residuals = np.concatenate([np.array(v) / np.mean(v) - 1 for v in runs.values()])
-    expected = math.sqrt((residuals**2).sum() / (len(residuals) - len(runs)))
-    assert pooled_spread(lines) == pytest.approx(expected)
-    noise = {row["row"]: row["noise"] for row in directions(lines)}
-    ratio = 12.5 / np.mean(runs["base"])
-    assert noise["A1"] == pytest.approx(2 * ratio * expected * math.sqrt(1 / 2 + 1 / 3))
-    assert math.isnan(pooled_spread(lines[2:]))
+def runs_of(**rows) -> list[dict]:
+    """Results from row -> losses by seed, 0, 1 and so on."""
+    return [result(row.replace("_", "-"), math.exp(loss), 5.0, seed)
+            for row, values in rows.items()
+            for seed, loss in enumerate(values)]  # fmt: skip
 
 
-def test_directions_know_the_noise():
-    lines = table([result("base", 10.0, 5.0), result("base", 10.2, 5.0, 1),
-                   result("A1", 12.0, 4.0), result("A4", 10.2, 5.0),
-                   result("C-N8", 11.5, 5.0), result("E", 12.0, 5.0),
-                   result("pre-norm", 9.0, 5.0)])  # fmt: skip
-    found = {row["row"]: row["agree"] for row in directions(lines)}
-    assert found == {"A1": True, "A4": None, "C-N8": False, "E": None}
-    alone = table([result("base", 10.0, 5.0), result("A4", 10.001, 5.0)])
-    assert directions(alone)[0]["agree"] is True  # one seed: no noise is known
+# t for two-sided 95%, as printed in tables of Student's distribution.
+T_TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365,
+           8: 2.306, 10: 2.228, 12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042,
+           60: 2.000, 120: 1.980}  # fmt: skip
+
+
+@pytest.mark.parametrize("freedom, t", T_TABLE.items())
+def test_quantiles_are_the_printed_ones(freedom, t):
+    assert t_quantile(freedom) == pytest.approx(t, abs=6e-4)
+    assert within_t(t_quantile(freedom, 0.99), freedom) == pytest.approx(0.99)
+
+
+def test_t_has_closed_forms_for_one_and_two():
+    for t in (0.1, 1.0, 3.7):
+        assert within_t(t, 1) == pytest.approx(2 / math.pi * math.atan(t))  # Cauchy's
+        assert within_t(t, 2) == pytest.approx(t / math.sqrt(2 + t * t))
+    assert t_quantile(6, 0.99) == pytest.approx(3.707, abs=6e-4)
+    assert t_quantile(10, 0.999) == pytest.approx(4.587, abs=6e-4)
+
+
+def test_spread_is_pooled_over_paired_differences():
+    """As the residual error of one-way analysis of variance on the differences."""
+    runs = runs_of(base=[2.0, 2.3, 2.1], A1=[2.4, 2.9], A4=[2.1, 2.2, 2.4], A16=[2.0])
+    found = paired_differences(runs)
+    assert found["A1"] == pytest.approx([0.4, 0.6]) and list(found)[0] == "A1"
+    assert found["A16"] == pytest.approx([0.0])
+    several = [np.array(found[key]) for key in ("A1", "A4")]
+    residuals = np.concatenate([v - v.mean() for v in several])
+    spread, freedom = pooled_spread(found)
+    assert freedom == 3 == len(residuals) - 2
+    assert spread == pytest.approx(math.sqrt((residuals**2).sum() / 3))
+    assert math.isnan(pooled_spread({"A1": [0.4]})[0])
+    error = {row["row"]: row["error"] for row in compare(runs)}
+    assert error["A1"] == pytest.approx(3.182 * spread / math.sqrt(2), rel=1e-3)
+    assert error["A16"] == pytest.approx(3.182 * spread, rel=1e-3)
+
+
+def test_runs_are_paired_by_seed():
+    base = [result("base", math.exp(x), 5, s) for s, x in ((3, 2.0), (5, 2.5))]
+    row = [result("E", math.exp(x), 5, s) for s, x in ((5, 2.6), (3, 2.2), (9, 7.0))]
+    assert paired_differences(base + row)["E"] == pytest.approx([0.2, 0.1])
+    with pytest.raises(ValueError, match=r"E was run with seeds \[9\], the base with"):
+        paired_differences(base + row[2:])
+
+
+def test_losses_are_of_the_test_set_where_all_have_one():
+    runs = runs_of(base=[2.0], E=[2.5])
+    assert losses(runs) == pytest.approx([2.0, 2.5])
+    tested = [run | {"test_loss": 3.0 + i} for i, run in enumerate(runs)]
+    assert losses(tested) == [3.0, 4.0]
+    assert paired_differences(tested) == {"E": [1.0]}
+    with pytest.raises(ValueError, match="1 of 2 runs have a test_loss"):
+        losses([tested[0], runs[1]])
+
+
+def test_claims_are_the_twelve_of_at_least_3_5_percent():
+    """Typed from the design of the experiment, not from the rule."""
+    assert set(CLAIMS) == set("A1 B16 C-N2 C-N4 C-d256 C-d1024 C-ff1024 C-ff4096 "
+                              "D-drop0.0 D-ls0.0 D-ls0.2 big".split())  # fmt: skip
+    assert all(abs(paper_difference(key)) < 0.02 for key in TABLE3 if key not in CLAIMS)
+
+
+def test_holm_by_hand():
+    """Sorted, times 4, 3, 2, 1; none is smaller than the one before it."""
+    got = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert got == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
+    assert holm({"a": 0.7, "b": 0.9}) == {"a": 1.0, "b": 1.0}
+
+
+def test_verdicts_know_the_noise():
+    runs = runs_of(base=[2.0, 2.1, 2.2], A4=[2.001, 2.101, 2.202], E=[2.3, 2.4, 2.5],
+                   C_N2=[2.2, 2.3, 2.4], big=[2.5, 2.6, 2.7], A1=[2.0, 2.1, 2.2],
+                   **{"D_drop0.2": [2.006, 2.106, 2.206]})  # fmt: skip
+    found = {row["row"]: row["verdict"] for row in compare(runs)}
+    assert found == {"A1": "not decided", "A4": "equal, as predicted",
+                     "C-N2": "as in the paper", "D-drop0.2": "equal, as predicted",
+                     "E": "not equal", "big": "the reverse"}  # fmt: skip
+    alone = compare(runs_of(base=[2.0], A1=[2.5], E=[2.5]))
+    assert {row["verdict"] for row in alone} == {"not decided"}  # no noise is known
+    assert all(math.isnan(row["error"]) and row["p"] is None for row in alone)
+
+
+def test_a_factor_of_two_is_not_enough_for_few_degrees_of_freedom():
+    """In the short runs these two passed for clear at two standard errors."""
+    compared = compare(SHORT_RUNS)
+    spread, freedom = pooled_spread(paired_differences(SHORT_RUNS))
+    assert freedom == 4
+    found = {row["row"]: row for row in compared}
+    for key in ("C-d1024", "C-ff1024"):
+        assert abs(found[key]["ours"]) > 2 * spread
+        assert found[key]["verdict"] == "not decided"
+    assert found["D-drop0.2"]["verdict"] == "not equal"  # it never agreed by 0.6%
+
+
+SHORT_RUNS = [result(row, value, 4.0, seed) for row, *values in (
+    ("base", 75.611, 71.884, 73.635), ("A4", 73.753, 70.499), ("A16", 80.309, 75.776),
+    ("E", 62.621, 59.294), ("pre-norm", 42.757, 43.403), ("C-d1024", 68.759),
+    ("C-ff1024", 80.433), ("D-drop0.2", 100.02), ("C-N2", 49.493), ("B16", 86.108),
+    ("A1", 71.56), ("C-N4", 52.415), ("C-d256", 101.402), ("C-ff4096", 77.795),
+    ("D-drop0.0", 52.969), ("D-ls0.0", 72.477), ("D-ls0.2", 84.172), ("big", 125.564),
+) for seed, value in enumerate(values)]  # fmt: skip
+
+
+@pytest.mark.parametrize("right, ways", [(12, 1), (10, 79), (6, 2510)])
+def test_signs_and_their_chance(right, ways):
+    claims = []
+    for i, key in enumerate(CLAIMS):
+        paper = paper_difference(key)
+        ours = paper if i < right else -paper
+        claims.append({"row": key, "paper": paper, "ours": ours})
+    others = [{"row": "E", "ours": 1.0, "paper": 0.0}]
+    assert sign_agreement(claims + others) == (right, 12, pytest.approx(ways / 4096))
+
+
+def test_bootstrap_of_the_rank_correlation():
+    rows = {key.replace("-", "_"): [2 + 3 * paper_difference(key)] for key in CLAIMS}
+    calm = runs_of(base=[2.0, 2.0], E=[2.5, 2.5001], **rows)
+    value, low, high = bootstrap_agreement(calm, samples=200)
+    assert value == pytest.approx(1) and low > 0.98
+    wild = runs_of(base=[2.0, 2.0], E=[2.0, 4.0], **rows)
+    value, low, high = bootstrap_agreement(wild, samples=200)
+    assert value == pytest.approx(1) and low < 0.8 and high <= 1
+    assert bootstrap_agreement(wild, 200) == bootstrap_agreement(wild, 200)
+    value, low, _ = bootstrap_agreement(runs_of(base=[2.0], **rows))
+    assert value == pytest.approx(1) and math.isnan(low)
 
 
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=2))
