@@ -532,18 +532,56 @@ def test_training_and_going_on(tmp_path):
 
 
 def test_recipes_of_section_6_3():
-    """Typed from the paper; what it does not name is the base model's."""
+    """Typed from the paper and from Tensor2Tensor; the rest is the base model's."""
     base = Recipe.load("wmt14-en-de-base")
-    for name, vocab_size in [("wsj-parsing", 16_000), ("wsj-parsing-semi", 32_000)]:
+    paper = {"d_model": 1024, "num_layers": 4}
+    alone = {"dropout": 0.2, "attention_dropout": 0.2, "tie_embeddings": False}
+    for name, vocab_size, warmup, from_t2t in [
+        ("wsj-parsing", 16_000, 16_000, alone),
+        ("wsj-parsing-semi", 32_000, 4_000, {"dropout": 0.1}),
+    ]:
         recipe = Recipe.load(name)
         assert recipe.name == name and recipe.corpus == "wsj"
-        assert recipe.vocab_size == vocab_size
-        assert recipe.model == base.model | {"d_model": 1024, "num_layers": 4}
-        for setting in ("max_steps", "warmup", "factor", "epsilon"):
+        assert recipe.vocab_size == vocab_size and recipe.warmup == warmup
+        assert recipe.model == base.model | paper | from_t2t
+        for setting in ("max_steps", "factor", "epsilon"):
             assert getattr(recipe, setting) == getattr(base, setting)
         assert recipe.max_tokens * recipe.accumulate == 25_000
+        Transformer(TransformerConfig(100, **recipe.model | {"num_layers": 1}))
     assert parsing.PAPER_SEARCH == {"beam_size": 21, "alpha": 0.3, "max_extra": 300}
     assert Recipe.load("craft-parsing").corpus == "craft+chunks"
+
+
+def test_chunks_are_counted_with_the_right_beginning_given():
+    """A model that always writes one token, against a count by hand."""
+    trees = load_trees("toy", "valid").trees[:6]
+    bank = load_trees("toy").trees
+    tokenizer = parsing.train_tree_tokenizer(bank, 400, one_each=True)
+    often = parsing.chunks(parsing.linearize(trees[0]))[1]
+    (token,) = tokenizer.encode(often)
+
+    class Always(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, src_ids, tgt_ids):
+            assert tgt_ids[0, 0] == 2 and src_ids[0, -1] == 3  # BOS and EOS
+            logits = torch.zeros(*tgt_ids.shape, tokenizer.vocab_size)
+            logits[..., token] = 1.0
+            return logits
+
+    expected, words = 0, 0
+    for tree in trees:
+        written = parsing.chunks(parsing.linearize(tree))
+        expected, words = expected + written.count(often), words + len(written)
+    got = parsing.chunk_accuracy(Always(), tokenizer, trees)
+    assert got == {"known": (expected / words, words)} and expected > 3
+    odd = Tree("TOP", (Tree("S", (Tree("NN", word="Zyxxity"),)),))
+    assert parsing.chunk_accuracy(Always(), tokenizer, [odd])["shape"][1] == 1
+    subwords = parsing.train_tree_tokenizer(bank, 300)
+    with pytest.raises(ValueError, match="single brackets"):
+        parsing.chunk_accuracy(Always(), subwords, trees)
 
 
 def test_table_4_is_the_papers():
