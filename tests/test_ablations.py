@@ -43,7 +43,7 @@ from transformer_lib.ablations import (
     variation,
     within_t,
 )
-from transformer_lib.batches import prepare, tokenize_pairs
+from transformer_lib.batches import prepare
 from transformer_lib.command_line import main
 from transformer_lib.exercises.ablations import (
     check_clear,
