@@ -13,7 +13,7 @@ __all__ = ['OUTERMOST', 'DEEPEST', 'COMMENT', 'BRACKETS', 'WORD', 'WRITTEN', 'PU
            'bracket_score', 'Treebank', 'load_craft', 'craft_archive', 'load_wsj', 'toy_brackets', 'load_toy',
            'load_trees', 'word_shape', 'source_text', 'split_words', 'chunks', 'tree_pair', 'reads_words',
            'train_tree_tokenizer', 'prepare_trees', 'further_trees', 'train_parser', 'Parse', 'parse',
-           'sentence_leaves', 'evaluate_parser']
+           'sentence_leaves', 'evaluate_parser', 'chunk_accuracy']
 
 # %% ../notebooks/17_parsing.ipynb #ec6da133
 import hashlib
@@ -31,10 +31,11 @@ from itertools import accumulate, chain, islice
 from pathlib import Path
 
 import sentencepiece as spm
+import torch
 from tqdm import tqdm
 
 from .batches import Prepared, pad, prepare
-from .decoding import beam_search
+from .decoding import beam_search, evaluating
 from transformer_lib.text import (
     BOS,
     DAMAGE,
@@ -980,6 +981,44 @@ def evaluate_parser(
             "exact": share, "sentences": total.sentences, "faults": dict(faults),
         }  # fmt: skip
     return record
+
+# %% ../notebooks/17_parsing.ipynb #ae86a3b8
+@torch.no_grad()
+def chunk_accuracy(
+    model: Transformer, tokenizer: Tokenizer, trees: Sequence[Tree]
+) -> dict[str, tuple[float, int]]:
+    """Share of chunks written right when all chunks before them are given.
+
+    Args:
+        model: A parser of one chunk for each word.
+        tokenizer: Its tokenizer, one that reads_words.
+        trees: Clean trees.
+
+    Returns:
+        "known", for chunks of words in the vocabulary, and "shape", for chunks of
+        words that the model reads as a shape: share that is right, and their number.
+
+    Raises:
+        ValueError: If the tokenizer is of another form.
+    """
+    if not reads_words(tokenizer):
+        raise ValueError("this parser writes single brackets, not a chunk a word.")
+    known, right, seen = tokenizer.processor.piece_to_id, Counter(), Counter()
+    device = next(model.parameters()).device
+    with evaluating(model):
+        for tree in trees:
+            src = tokenizer.encode(source_text(tree.words, tokenizer))
+            target = [tokenizer.encode(chunk) for chunk in chunks(linearize(tree))]
+            flat = list(chain.from_iterable(target))
+            sides = ([*src, EOS], [BOS, *flat])
+            logits = model(*(torch.tensor([ids], device=device) for ids in sides))
+            best, at = logits[0].argmax(dim=-1).tolist(), 0  # (T + 1,)
+            for word, ids in zip(tree.words, target, strict=True):
+                kind = "shape" if known(MARK + source_word(word)) == UNK else "known"
+                right[kind] += best[at : at + len(ids)] == ids
+                seen[kind] += 1
+                at += len(ids)
+    return {kind: (right[kind] / seen[kind], seen[kind]) for kind in sorted(seen)}
 
 # %% ../notebooks/17_parsing.ipynb #bb7d408f
 TABLE_4 = (  # parser, what it was trained on, F1 on section 23; Vaswani et al. 2017
