@@ -182,7 +182,7 @@ def run_translate(asked: argparse.Namespace) -> None:
     from transformer_lib.evaluation import Translator
     from transformer_lib.text import whole_file
 
-    translator = Translator.from_pretrained(asked.model, device=asked.device or "cpu")
+    translator = Translator.from_pretrained(asked.model, device=asked.device)
     settings = {"beam_size": asked.beam_size, "alpha": asked.alpha}
     lines = lines_of(asked.files)
     if asked.output is None:
@@ -200,7 +200,7 @@ def run_parse(asked: argparse.Namespace) -> None:
     from transformer_lib.parsing import parse
     from transformer_lib.training import load_pretrained
 
-    model, tokenizer, _ = load_pretrained(asked.model, asked.device or "cpu")
+    model, tokenizer, _ = load_pretrained(asked.model, asked.device)
     for line in lines_of(asked.files):
         found = parse([line] if line.strip() else [], model, tokenizer, asked.beam_size)
         print(*(one.tree for one in found), flush=True)
@@ -211,7 +211,7 @@ def run_evaluate(asked: argparse.Namespace) -> None:
     from transformer_lib.evaluation import Translator, evaluate
     from transformer_lib.text import load_corpus
 
-    translator = Translator.from_pretrained(asked.model, device=asked.device or "cpu")
+    translator = Translator.from_pretrained(asked.model, device=asked.device)
     corpus = load_corpus(corpus_asked(asked, asked.split), asked.split)
     record = evaluate(
         translator, corpus, beam_size=asked.beam_size, alpha=asked.alpha
@@ -429,7 +429,7 @@ def add_decoding(parser: argparse.ArgumentParser) -> None:
                         help="hypotheses kept (4); 1 is greedy")
     parser.add_argument("--alpha", type=float, default=0.6, metavar="A",
                         help="length penalty (0.6, the paper's)")
-    parser.add_argument("--device", help="cpu (default) or cuda")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
 
 # %% ../notebooks/90_command_line.ipynb #cabf211c
 EXAMPLES = """\
@@ -488,7 +488,7 @@ def fill_train(parser: argparse.ArgumentParser) -> None:
                         help="what prepare wrote; else the recipe's corpus")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="replace a setting of the recipe; can be repeated")
-    parser.add_argument("--device", help="cpu or cuda (what is there)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
     parser.add_argument("--max-minutes", type=float, default=math.inf, metavar="M",
                         help="stop after this time; run again to go on")
 
@@ -512,7 +512,7 @@ def fill_ablate(parser: argparse.ArgumentParser) -> None:
                         help="sentences for BLEU (1000)")
     parser.add_argument("--split", choices=("valid", "test"), default="valid",
                         help="what is scored (valid)")
-    parser.add_argument("--device", help="cpu or cuda (what is there)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
     parser.add_argument("--record", type=Path, metavar="FILE",
                         help="keep all results in one file")
 
@@ -569,7 +569,7 @@ def fill_parse(parser: argparse.ArgumentParser) -> None:
                         help="the folder of a parser (the one that ships)")
     parser.add_argument("--beam-size", type=int, default=4, metavar="K",
                         help="hypotheses kept (4; the paper's parser has 21)")
-    parser.add_argument("--device", help="cpu (default) or cuda")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
 
 
 def fill_evaluate(parser: argparse.ArgumentParser) -> None:

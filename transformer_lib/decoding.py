@@ -85,6 +85,7 @@ class FullSteps:
     """
 
     def __init__(self, model: Transformer, src_ids: Tensor):
+        src_ids = src_ids.to(model.device)
         self.model, self.src_ids, self.memory = model, src_ids, model.encode(src_ids)
         self.ids = src_ids.new_zeros(len(src_ids), 1, 0)  # (B, k, t)
 
@@ -98,6 +99,7 @@ class FullSteps:
         Returns:
             Logits, shape (B, k, V).
         """
+        tokens, parents = tokens.to(self.ids.device), parents.to(self.ids.device)
         before, k = follow(self.ids, parents), tokens.shape[1]  # (B, k, t)
         self.ids = torch.cat([before, tokens[..., None]], dim=2)  # (B, k, t + 1)
         memory = self.memory.repeat_interleave(k, dim=0)  # (B * k, S, D)
@@ -107,6 +109,7 @@ class FullSteps:
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only."""
+        rows = rows.to(self.ids.device)
         self.ids, self.src_ids = self.ids[rows], self.src_ids[rows]
         self.memory = self.memory[rows]
 
@@ -133,7 +136,8 @@ def greedy_search(steps: "FullSteps | CachedSteps", limits: Tensor) -> list[list
 
     Args:
         steps: What says which token comes next.
-        limits: int64, shape (B,): the most tokens that each output may have.
+        limits: int64, shape (B,): the most tokens that each output may have. The
+            search runs on their device.
 
     Returns:
         For each sentence its ids, without start and end symbols.
@@ -151,7 +155,7 @@ def greedy_search(steps: "FullSteps | CachedSteps", limits: Tensor) -> list[list
             steps.keep(where)
         if not len(rows):
             return outputs
-        logits = steps.step(tokens, torch.zeros_like(tokens))  # (B, 1, V)
+        logits = steps.step(tokens, torch.zeros_like(tokens)).to(limits.device)
         logits = logits.index_fill(-1, tokens.new_tensor(NEVER_SAID), -torch.inf)
         values, tokens = best_tokens(logits, 1)  # (B, 1, V) -> (B, 1, 1)
         check_finite(values)
@@ -214,6 +218,7 @@ class CachedSteps:
 
     def __init__(self, model: Transformer, src_ids: Tensor):
         self.model, self.layers, self.length = model, model.decoder.layers, 0
+        src_ids = src_ids.to(model.device)
         memory = model.encode(src_ids)  # (B, S, D)
         self.source = [
             layer.cross_attention.keys_values(memory, memory) for layer in self.layers
@@ -225,6 +230,7 @@ class CachedSteps:
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """As :meth:`FullSteps.step`."""
+        tokens, parents = tokens.to(self.seen.device), parents.to(self.seen.device)
         itself = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device)
         itself = itself.expand(len(tokens), -1, -1)  # (B, k, k)
         self.seen = torch.cat([follow(self.seen, parents), itself], dim=2)  # (B, k, n)
@@ -266,6 +272,7 @@ class CachedSteps:
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only."""
+        rows = rows.to(self.seen.device)
         self.seen, self.source_mask = self.seen[rows], self.source_mask[rows]
         self.source = [(k[rows], v[rows]) for k, v in self.source]
         for cache in self.caches:
@@ -304,6 +311,7 @@ def greedy_decode(
 
     Source: Vaswani et al. 2017, section 6.1 (the limit on the length).
     """
+    src_ids = src_ids.to(model.device)
     limits = output_limits(src_ids, max_extra)  # (B,)
     with evaluating(model):
         return greedy_search(CachedSteps(model, src_ids), limits)
@@ -446,7 +454,8 @@ def search(
 
     Args:
         steps: Answers what comes next; see :class:`FullSteps`.
-        limits: int64, shape (B,): the most tokens that each output may have.
+        limits: int64, shape (B,): the most tokens that each output may have. The
+            search runs on their device.
         beam_size: Beginnings kept alive for each sentence, at most WIDEST_BEAM.
         alpha: Of the length penalty.
         n_best: How many hypotheses are wanted for each sentence.
@@ -469,7 +478,7 @@ def search(
     ids = tokens.new_zeros(len(limits), 1, 0)  # (B, k, t)
     largest = ((limits[:, None].double() + 6) / 6) ** alpha  # lp(L + 1), (B, 1)
     while running:
-        logits = steps.step(tokens, parents)  # (B, k, V)
+        logits = steps.step(tokens, parents).to(limits.device)  # (B, k, V)
         ends, values, parents, tokens = continuations(logits, log_probs, beam_size)
         last = (limits == ids.shape[2])[:, None]  # (B, 1)
         counted = (among_best(ends, values, beam_size) | last) & log_probs.isfinite()
@@ -519,6 +528,7 @@ def beam_search(
 
     Source: Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7.
     """
+    src_ids = src_ids.to(model.device)
     limits = output_limits(src_ids, max_extra)  # (B,)
     with evaluating(model):
         steps = CachedSteps(model, src_ids)
@@ -549,7 +559,7 @@ def force_score(
     lengths = torch.tensor([len(ids) + 1 for ids in tgt_ids_list])  # (B,)
     width = int(lengths.max())
     rows = [[*ids, EOS] + [PAD] * (width - 1 - len(ids)) for ids in tgt_ids_list]
-    tgt_out = torch.tensor(rows, device=src_ids.device)  # (B, T)
+    tgt_out = torch.tensor(rows, device=model.device)  # (B, T)
     tgt_in = torch.cat([torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]], dim=1)
     with evaluating(model):
         log_p = model(src_ids, tgt_in).log_softmax(dim=-1)  # (B, T, V)
@@ -570,7 +580,7 @@ class Recorder:
 
     def step(self, tokens, parents):
         logits = self.steps.step(tokens, parents)  # (1, k, V)
-        self.levels.append((tokens[0].tolist(), parents[0].tolist(), logits))
+        self.levels.append((tokens[0].tolist(), parents[0].tolist(), logits.cpu()))
         return logits
 
     def keep(self, rows):
@@ -665,6 +675,7 @@ def trace_beam(
     """
     if len(src_ids) != 1:
         raise ValueError(f"src_ids has {len(src_ids)} sentences: a tree is for one.")
+    src_ids = src_ids.to(model.device)
     limits = output_limits(src_ids, max_extra)
     with evaluating(model):
         steps = Recorder(CachedSteps(model, src_ids))

@@ -512,14 +512,14 @@ class Translator:
     def from_pretrained(
         cls,
         name_or_folder: str | Path = "tatoeba-en-de",
-        device: str = "cpu",
+        device: str | None = None,
         by_sentence: bool = True,
     ) -> "Translator":
         """Load a model that ships with the library, was saved, or of a run.
 
         Args:
             name_or_folder: Such as "tatoeba-en-de", or a folder.
-            device: Where the model goes, such as "cpu" or "cuda".
+            device: Where the model goes; as default_device says if None.
             by_sentence: Whether to translate the sentences of a line one by one.
 
         Raises:

@@ -342,6 +342,7 @@ class OneStack(Embeddings):
                 axes, or a row is longer than the learned positions.
         """
         check_ids(ids, self.config.vocab_size)
+        ids = ids.to(self.device)
         x = self._embed(ids, self.src_embedding, self.src_positions)  # (B, T, D)
         mask = padding_mask(ids, self.config.pad_id)  # (B, 1, 1, T)
         if self.config.causal:
@@ -501,6 +502,7 @@ def fit(
 # %% ../notebooks/20_family.ipynb #8dc9079d
 def next_token_loss(model: OneStack, ids: Tensor) -> Tensor:
     """Every position says the token after it: nats a token of ids, (B, T)."""
+    ids = ids.to(model.device)
     return label_smoothed_cross_entropy(model(ids[:, :-1]), ids[:, 1:], epsilon=0.0)
 
 # %% ../notebooks/20_family.ipynb #85463f81
@@ -558,7 +560,8 @@ def sample(
         model: A model with causal=True; evaluated without dropout.
         ids: int64, shape (B, T), without padding, beginning with the start symbol.
         max_new: The most tokens to write.
-        generator: Where chance comes from.
+        generator: Where chance comes from; of the CPU, so that the text is the same on
+            every device.
         **settings: As for :func:`filter_logits`.
 
     Returns:
@@ -572,14 +575,15 @@ def sample(
     """
     if not model.config.causal or (ids == PAD).any():
         raise ValueError("sampling needs causal=True in the config, and ids unpadded.")
+    ids = ids.to(model.device)
     start, going = ids.shape[1], torch.ones_like(ids[:, :1], dtype=torch.bool)
     with evaluating(model):
         while going.any() and ids.shape[1] < start + max_new:
             read = ids.masked_fill(ids == PAD, EOS)  # of rows that have ended
             logits = model(read)[:, -1]  # (B, V)
             logits[:, [PAD, BOS]] = -torch.inf
-            p = filter_logits(logits, **settings).softmax(dim=-1)
-            token = torch.multinomial(p, 1, generator=generator)  # (B, 1)
+            p = filter_logits(logits, **settings).softmax(dim=-1).cpu()
+            token = torch.multinomial(p, 1, generator=generator).to(ids.device)
             ids = torch.cat([ids, token.masked_fill(~going, PAD)], dim=1)
             going = going & (token != EOS)
     return [[i for i in row if i not in (PAD, EOS)] for row in ids[:, start:].tolist()]
@@ -627,6 +631,7 @@ def mask_tokens(
 def hidden_loss(model: OneStack, ids: Tensor, mask_id: int) -> Tensor:
     """The hidden tokens of ids, (B, T), are to be said; no other counts."""
     seen, wanted = mask_tokens(ids, mask_id, vocab_size=mask_id)
+    wanted = wanted.to(model.device)
     return label_smoothed_cross_entropy(model(seen), wanted, epsilon=0.0)
 
 # %% ../notebooks/20_family.ipynb #26f6197c
@@ -732,6 +737,7 @@ def cut_batch(
 
 def span_loss(model: TwoStacks, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
     """Nats a token of what was cut out, sentinels included."""
+    tgt_ids = tgt_ids.to(model.device)
     logits = model(src_ids, tgt_ids[:, :-1])
     return label_smoothed_cross_entropy(logits, tgt_ids[:, 1:], epsilon=0.0)
 
@@ -796,6 +802,7 @@ class ImageClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the classes: (B, channels, height, width) to (B, classes)."""
+        images = images.to(self.class_token.device)
         x = self.embedding(cut_patches(images, self.patch_size))  # (B, P, D)
         first = self.class_token.expand(len(x), -1, -1)  # (B, 1, D)
         x = torch.cat([first, x], dim=1)  # (B, P + 1, D)

@@ -6,17 +6,18 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/21_s
 
 # %% auto #0
 __all__ = ['ENCODER', 'STEP', 'KINDS', 'TYPES', 'MARKS', 'FIXED', 'MUST_AGREE', 'EXPORTS', 'NOT_FOUND', 'to_onnx', 'quietly',
-           'without_notes', 'PositionsGraph', 'EncoderGraph', 'attend', 'StepGraph', 'step_layer', 'graphs_of',
-           'pack_weights', 'in_16_bits', 'point_into', 'tokenizer_data', 'manifest_of', 'export_onnx', 'check_export',
-           'check_plain', 'whole_folder', 'write_folder', 'OnnxSteps', 'OnnxModel', 'read_manifest', 'check_fits',
-           'without_bars', 'marian_places', 'attention_places', 'sines_first', 'marian_config', 'to_marian',
-           'export_marian', 'piece_names', 'from_marian', 'marian_model', 'ctranslate2_spec', 'copied',
+           'without_notes', 'PositionsGraph', 'EncoderGraph', 'attend', 'StepGraph', 'step_layer', 'on_cpu',
+           'graphs_of', 'pack_weights', 'in_16_bits', 'point_into', 'tokenizer_data', 'manifest_of', 'export_onnx',
+           'check_export', 'check_plain', 'whole_folder', 'write_folder', 'OnnxSteps', 'OnnxModel', 'read_manifest',
+           'check_fits', 'without_bars', 'marian_places', 'attention_places', 'sines_first', 'marian_config',
+           'to_marian', 'export_marian', 'piece_names', 'from_marian', 'marian_model', 'ctranslate2_spec', 'copied',
            'positions_table', 'fill_layer', 'fill_norm', 'fill_linear', 'export_ctranslate2', 'CTranslate2Model',
            'token_scores', 'onnx_scores', 'marian_scores', 'export', 'prove', 'TranslationHandler', 'asked_texts',
            'translation_server']
 
 # %% ../notebooks/21_serving.ipynb #387a760d
 import contextlib
+import copy
 import hashlib
 import json
 import logging
@@ -46,7 +47,7 @@ from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .positions import LearnedPositions, frequencies
 from .text import BOS, EOS, PAD, UNK, Tokenizer, whole_file
 from .training import write_json
-from .transformer import Transformer, TransformerConfig
+from .transformer import Transformer, TransformerConfig, default_device
 
 # %% ../notebooks/21_serving.ipynb #ccaaa9e2
 def to_onnx(
@@ -263,8 +264,14 @@ ENCODER = ["source_keys", "source_values"]  # what the encoder gives
 STEP = ["logits", "keys", "values", "weights"]  # what a step gives
 
 
+def on_cpu(model: Transformer) -> Transformer:
+    """The model if it lies on the CPU, where exports are made; else a copy there."""
+    return model if model.device.type == "cpu" else copy.deepcopy(model).cpu()
+
+
 def graphs_of(model: Transformer) -> dict:
     """The encoder and the step of a model as ONNX graphs, by name."""
+    model = on_cpu(model)
     c, k = model.config, 3  # lengths of the examples differ, so that axes do not
     n, h = c.num_layers, c.num_heads
     widths = c.d_k or c.d_model // h, c.d_v or c.d_model // h
@@ -433,6 +440,7 @@ def export_onnx(
     """
     folder = Path(folder)
     check_export(model, tokenizer, folder, "onnx")
+    model = on_cpu(model)
     graphs = graphs_of(model)
     weights = pack_weights(graphs)
     text, table = tokenizer_data(tokenizer)
@@ -466,10 +474,9 @@ def check_export(
     """
     check_plain(model)
     weight = next(model.parameters())
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+    if weight.dtype != torch.float32:
         raise ValueError(
-            f"the weights are {weight.dtype} on {weight.device}: call "
-            "model.float().cpu() before."
+            f"the weights are {weight.dtype}: call model.float() before."
         )
     if tokenizer.vocab_size != model.config.vocab_size:
         raise ValueError(
@@ -790,6 +797,7 @@ def to_marian(model: Transformer):
     from transformers import MarianMTModel
 
     check_fits(model, "Marian")
+    model = on_cpu(model)
     order = sines_first(model.config.d_model)
     twin = MarianMTModel(marian_config(model.config)).eval()
     theirs = {n: p for n, p in twin.named_parameters() if p.requires_grad}
@@ -849,12 +857,15 @@ def piece_names(tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.processor.id_to_piece(i) for i in range(tokenizer.vocab_size)]
 
 # %% ../notebooks/21_serving.ipynb #d2046f27
-def from_marian(folder: str | Path) -> tuple[Transformer, Tokenizer]:
+def from_marian(
+    folder: str | Path, device: str | None = None
+) -> tuple[Transformer, Tokenizer]:
     """Load a Marian model of transformers whose architecture is the paper's.
 
     Args:
         folder: What export_marian wrote, or save_pretrained of MarianMTModel and
             MarianTokenizer with this library's special ids.
+        device: Where the model goes; as default_device says if None.
 
     Returns:
         The model in evaluation mode and its tokenizer.
@@ -879,7 +890,8 @@ def from_marian(folder: str | Path) -> tuple[Transformer, Tokenizer]:
             f"{folder}: source and target must share one SentencePiece model, whose "
             "pieces have the ids of vocab.json."
         )
-    return marian_model(twin.eval(), str(folder)), tokenizer
+    model = marian_model(twin.eval(), str(folder))
+    return model.to(default_device(device)), tokenizer
 
 # %% ../notebooks/21_serving.ipynb #ba72ddc8
 def marian_model(twin, name: str = "the model") -> Transformer:
@@ -1131,7 +1143,7 @@ def token_scores(forward, src: Sequence[Sequence[int]], tgt) -> list[list[float]
         tgt: Ids of each output, without start and end.
     """
     logits = forward(pad([[*s, EOS] for s in src]), pad([[BOS, *t] for t in tgt]))
-    log_p = logits.double().log_softmax(dim=-1)  # (B, T, V)
+    log_p = logits.cpu().double().log_softmax(dim=-1)  # (B, T, V)
     wanted = pad([[*t, EOS] for t in tgt])  # (B, T)
     found = log_p.gather(-1, wanted[..., None])[..., 0]
     return [row[: len(t) + 1].tolist() for row, t in zip(found, tgt, strict=True)]

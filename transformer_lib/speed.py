@@ -32,25 +32,27 @@ from .batches import Batch, TokenPairs, make_batch, pad, plan_batches
 from .decoder import causal_mask
 from .objective import build_optimizer, label_smoothed_cross_entropy
 from .text import BOS, EOS, PAD
-from .transformer import Transformer
+from .transformer import Transformer, default_device
 
 # %% ../notebooks/14_speed.ipynb #10de5a30
 def race(
-    runs: dict[str, Callable[[], object]], rounds: int = 5, device: str = "cpu"
+    runs: dict[str, Callable[[], object]], rounds: int = 5, device: str | None = None
 ) -> dict[str, float]:
     """Median seconds of each contestant; they take turns, and round one is not counted.
 
     Args:
         runs: What is called, by name.
         rounds: How many rounds count.
-        device: Where they compute: on "cuda" each is waited for.
+        device: Where they compute, as default_device says if None: on "cuda" each is
+            waited for.
 
     Raises:
         ValueError: If there is nothing to run or no round.
     """
     if not runs or rounds < 1:
         raise ValueError(f"{len(runs)} runs, {rounds} rounds: give one of each or more")
-    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    cuda = default_device(device).startswith("cuda")
+    wait = torch.cuda.synchronize if cuda else lambda: None
     seconds = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():
@@ -64,9 +66,10 @@ def race(
 
 # %% ../notebooks/14_speed.ipynb #c3040a89
 def matmul_ceiling(
-    size: int = 1024, kind: torch.dtype = torch.float32, device: str = "cpu"
+    size: int = 1024, kind: torch.dtype = torch.float32, device: str | None = None
 ) -> float:
     """Floating-point operations a second of a large square matrix product."""
+    device = default_device(device)
     a = torch.randn(size, size, device=device, dtype=kind)
     return 2 * size**3 / race({"product": lambda: a @ a}, device=device)["product"]
 
@@ -220,6 +223,7 @@ def packed_hidden(model: Transformer, packed: Packed) -> Tensor:
         known = positions(int(place.max()) + 1)  # (longest, D)
         return model.dropout(x + known[place])
 
+    packed = packed.to(model.device)
     source, target = packed.src_part, packed.tgt_part
     ends = model.src_embedding, model.src_positions
     x = embed(packed.src_ids, packed.src_place, *ends)
@@ -401,6 +405,7 @@ def mean_loss(
     """
     if loss not in ("all", "real", "chunked"):
         raise ValueError(f'loss={loss!r} is unknown: "all", "real" or "chunked".')
+    batch = batch.to(model.device)
     if isinstance(batch, Packed):
         hidden = packed_hidden(model, batch)
     else:
@@ -481,7 +486,8 @@ def first_losses(
 ) -> list[float]:
     """The losses of the first updates of a fresh model without dropout."""
     torch.manual_seed(seed)
-    update = trainer(Transformer(replace(config, dropout=0.0)), steps)
+    model = Transformer(replace(config, dropout=0.0)).to(default_device())
+    update = trainer(model, steps)
     return [update(batch).item() for batch in batches]
 
 # %% ../notebooks/14_speed.ipynb #26ef4121
@@ -505,7 +511,7 @@ def training_flops(model: Transformer, batch: "Batch | Packed") -> float:
 # %% ../notebooks/14_speed.ipynb #167eaf21
 def climb(
     config, pairs: TokenPairs, max_tokens: int, updates: int = 2, rounds: int = 3,
-    changes: dict[str, dict] = LADDER, device: str = "cpu", seed: int = 0,
+    changes: dict[str, dict] = LADDER, device: str | None = None, seed: int = 0,
 ) -> list[dict]:  # fmt: skip
     """Race the steps of the ladder; each trains a fresh model of the same size.
 
@@ -516,7 +522,7 @@ def climb(
         updates: Updates of each step in each round; fewer where an epoch has fewer.
         rounds: How many rounds count.
         changes: The ladder: what each step changes.
-        device: "cpu" or "cuda".
+        device: "cpu" or "cuda"; as default_device says if None.
         seed: Seed of weights and order.
 
     Returns:
@@ -531,9 +537,9 @@ def climb(
     contestants, tokens, flops, done = {}, {}, {}, {}
     for name, steps in ladder(changes).items():
         torch.manual_seed(seed)
-        model = Transformer(config).to(device)
+        model = Transformer(config).to(default_device(device))
         fed = feed(pairs, steps.feed, max_tokens, seed=seed)
-        batches = [batch.to(device) for batch in itertools.islice(fed, updates)]
+        batches = [batch.to(model.device) for batch in itertools.islice(fed, updates)]
         update, done[name] = trainer(model, steps), len(batches)
         tokens[name] = sum(batch.num_tokens for batch in batches)
         flops[name] = sum(training_flops(model, batch) for batch in batches)

@@ -1,0 +1,452 @@
+"""Every public function brings its inputs to its model's device."""
+
+import inspect
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from elsewhere import Elsewhere, second_device
+
+from transformer_lib import (
+    decoding,
+    evaluation,
+    family,
+    looking_inside,
+    parsing,
+    serving,
+    speed,
+    training,
+    transformer,
+)
+from transformer_lib.batches import Batch, make_batch, pad, tokenize_pairs
+from transformer_lib.evaluation import Translator
+from transformer_lib.text import BOS, EOS, PAD, Tokenizer, load_corpus
+from transformer_lib.training import Recipe, load_pretrained, load_run, train
+from transformer_lib.transformer import Transformer, TransformerConfig, default_device
+
+NOTEBOOKS = sorted(Path(__file__).parents[1].glob("notebooks/*.ipynb"))
+SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}
+
+
+def ids(rows: int = 3, length: int = 7, seed: int = 0) -> torch.Tensor:
+    drawn = torch.Generator().manual_seed(seed)
+    found = torch.randint(EOS + 1, 50, (rows, length), generator=drawn)
+    found[:, -1], found[0, -2:] = EOS, torch.tensor([EOS, PAD])
+    return found
+
+
+@pytest.fixture(scope="module")
+def words():
+    """A tokenizer, and some pairs of text."""
+    pairs = load_corpus("grammar-en-de", "train").pairs[:400]
+    return Tokenizer.train([side for pair in pairs for side in pair], 400), pairs
+
+
+def model_of(vocab_size: int = 50, **changes) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(TransformerConfig(vocab_size, **SIZES | changes)).eval()
+
+
+def family_model(**changes):
+    torch.manual_seed(0)
+    settings = family.FamilyConfig(50, **SIZES | changes)
+    return family.build_model(settings).eval()
+
+
+def close(a, b) -> None:
+    """The same results, to rounding; and both of them on the CPU, or numbers."""
+    if isinstance(a, torch.Tensor):
+        assert type(b) is torch.Tensor or not isinstance(b, Elsewhere)
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for name in a.keys() - {"seconds"}:
+            close(a[name], b[name])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            close(one, other)
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, rel=1e-4, abs=1e-5)
+    elif hasattr(a, "__dataclass_fields__"):
+        close(vars(a), vars(b))
+    else:
+        assert a == b
+
+
+def cpu(values):
+    """Results of functions that promise to leave them on the model's device."""
+    kept = torch.utils._pytree.tree_map(
+        lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, values
+    )
+    return kept
+
+
+def loss_after_updates(model, *_):
+    model.train()
+    optimizer = training.build_optimizer(model)
+    batch = Batch(ids(), ids(seed=1), ids(seed=2))
+    for _ in range(2):
+        done = training.update(model, optimizer, [batch, batch], 1e-3, 0.1)
+    return done.loss
+
+
+def fitted(model):
+    found = family.fit(model, lambda: family.next_token_loss(model, ids()), steps=3)
+    return found
+
+
+def sampled(model):
+    begin = torch.full((2, 1), BOS)
+    return family.sample(model, begin, 5, torch.Generator().manual_seed(1), top_p=0.9)
+
+
+def climb_steps(model, form):
+    steps = speed.Steps(attention="fused", loss=form, optimizer="foreach")
+    model.train()
+    update = speed.trainer(model, steps)
+    return [update(Batch(ids(), ids(seed=1), ids(seed=2))).item() for _ in range(2)]
+
+
+SEARCHES = {  # name -> (makes a model, what is done with it)
+    "forward": (model_of, lambda m: cpu(m(ids(), ids(seed=1)))),
+    "encode": (model_of, lambda m: cpu(m.encode(ids()))),
+    "decode": (
+        model_of,
+        lambda m: cpu(m.decode(ids(seed=1), m.encode(ids()).cpu(), ids())),
+    ),
+    "embed_target": (model_of, lambda m: cpu(m.embed_target(ids(), 3))),
+    "project": (model_of, lambda m: cpu(m.project(torch.ones(2, 32)))),
+    "learned positions": (
+        lambda: model_of(positions="learned", max_length=20),
+        lambda m: cpu(m(ids(), ids(seed=1))),
+    ),
+    "longer than the table": (model_of, lambda m: cpu(m.encode(ids(1, 600)))),
+    "torch_twin": (
+        model_of,
+        lambda m: cpu(transformer.torch_twin(m)(m.encode(ids()), m.encode(ids()))),
+    ),
+    "update": (model_of, loss_after_updates),
+    "greedy_decode": (model_of, lambda m: decoding.greedy_decode(m, ids(), 4)),
+    "beam_search": (model_of, lambda m: decoding.beam_search(m, ids(), 3, n_best=2)),
+    "search, limits on the CPU": (
+        model_of,
+        lambda m: decoding.search(
+            decoding.CachedSteps(m, ids()), decoding.output_limits(ids(), 4), 2
+        ),
+    ),
+    "search without a cache": (
+        model_of,
+        lambda m: decoding.greedy_search(
+            decoding.FullSteps(m, ids()), decoding.output_limits(ids(), 4)
+        ),
+    ),
+    "steps from the CPU": (
+        model_of,
+        lambda m: [
+            cpu(kind(m, ids()).step(torch.full((3, 1), BOS), torch.zeros(3, 1).long()))
+            for kind in (decoding.FullSteps, decoding.CachedSteps)
+        ],
+    ),
+    "force_score": (
+        model_of,
+        lambda m: decoding.force_score(m, ids(), [[5, 6], [7], []]),
+    ),
+    "trace_beam": (model_of, lambda m: decoding.trace_beam(m, ids()[1:2], 3)),
+    "packed_hidden": (
+        model_of,
+        lambda m: cpu(speed.packed_hidden(m, packed())),
+    ),
+    "mean_loss": (
+        model_of,
+        lambda m: [
+            speed.mean_loss(m, batch, form).item()
+            for form in ("all", "real", "chunked")
+            for batch in (Batch(ids(), ids(seed=1), ids(seed=2)), packed())
+        ],
+    ),
+    "trainer": (model_of, lambda m: [climb_steps(m, f) for f in ("all", "real")]),
+    "attention_weights": (
+        model_of,
+        lambda m: looking_inside.attention_weights(m, ids(), ids(seed=1)),
+    ),
+    "token_log_probs": (
+        model_of,
+        lambda m: cpu(looking_inside.token_log_probs(m, ids(), starts())),
+    ),
+    "loss_and_choices": (
+        model_of,
+        lambda m: looking_inside.loss_and_choices(m, [(ids(), starts())]),
+    ),
+    "next_token_loss": (
+        lambda: family_model(causal=True, positions="rotary", num_kv_heads=1),
+        lambda m: family.next_token_loss(m, ids()).item(),
+    ),
+    "hidden_loss": (family_model, lambda m: hidden(m)),
+    "span_loss": (
+        lambda: family_model(cross_attention=True, norm="rms"),
+        lambda m: family.span_loss(m, ids(), ids(seed=1)).item(),
+    ),
+    "fit": (lambda: family_model(causal=True), fitted),
+    "sample": (lambda: family_model(causal=True, positions="learned"), sampled),
+    "read": (family_model, lambda m: cpu(m.read(ids()))),
+    "ImageClassifier": (
+        lambda: image_model(),
+        lambda m: cpu(m(torch.linspace(0, 1, 128).view(2, 1, 8, 8))),
+    ),
+    "token_scores": (
+        model_of,
+        lambda m: serving.token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
+    ),
+    "quantized": (model_of, lambda m: cpu(speed.quantized(m))),
+}
+
+
+def starts() -> torch.Tensor:
+    found = ids(seed=1)
+    found[:, 0] = BOS
+    return found.masked_fill(found == EOS, 9)
+
+
+def packed():
+    rows = [([5, 6, 7], [8, 9]), ([10, 11], [12]), ([13], [14, 15, 16])]
+    return speed.pack(token_pairs(rows), range(3), 16)
+
+
+def token_pairs(rows):
+    import numpy as np
+
+    from transformer_lib.batches import TokenPairs
+
+    sides = []
+    for side in zip(*rows, strict=True):
+        ends = np.cumsum([0, *map(len, side)])
+        sides += [np.concatenate(side).astype(np.uint16), ends]
+    return TokenPairs(*sides)
+
+
+def hidden(model):
+    torch.manual_seed(3)
+    return family.hidden_loss(model, ids(8), 49).item()
+
+
+def image_model():
+    torch.manual_seed(0)
+    config = family.FamilyConfig(10, **SIZES)
+    return family.ImageClassifier(config, 8, 2).eval()
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_inputs_are_brought_to_the_models_device(name):
+    """Everything is handed over on the CPU, as a reader would; the result is equal."""
+    make, run = SEARCHES[name]
+    here = run(make())
+    with second_device() as device:
+        there = run(make().to(device))
+    close(here, there)
+
+
+TEXTS = {  # what takes a model, a tokenizer, and text
+    "Translator": lambda m, t, pairs: Translator(m, t)(["A dog sees a cat.", "So?"], 2),
+    "translate": lambda m, t, pairs: evaluation.translate(m, t, ["A dog."]),
+    "evaluate": lambda m, t, pairs: evaluation.evaluate(
+        Translator(m, t), pairs[:6], 1, max_extra=5, samples=5
+    ),
+    "perplexity": lambda m, t, pairs: evaluation.perplexity(
+        m, tokenize_pairs(pairs[:9], t)
+    ),
+    "parse": lambda m, t, pairs: parsing.parse(["a dog ."], m, t, 2, max_extra=5),
+    "look": lambda m, t, pairs: looking_inside.look(m, t, "The dog sleeps."),
+    "head_statistics": lambda m, t, pairs: looking_inside.head_statistics(
+        m, t, pairs[:5]
+    ),
+    "most_attended": lambda m, t, pairs: looking_inside.most_attended(
+        m, t, "The dog sees a cat."
+    ),
+    "weigh_heads": lambda m, t, pairs: looking_inside.weigh_heads(
+        m, t, pairs[:3], ("zeroed", "uniform")
+    ),
+    "effect_of_words": lambda m, t, pairs: looking_inside.effect_of_words(
+        m, t, "The dog sleeps.", "Der Hund schläft."
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_is_brought_to_the_models_device(name, words):
+    tokenizer, pairs = words
+    here = TEXTS[name](model_of(400), tokenizer, pairs)
+    with second_device() as device:
+        there = TEXTS[name](model_of(400).to(device), tokenizer, pairs)
+    close(here, there)
+
+
+# --- the test itself can fail ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, function, gone",
+    [
+        ("encode", "Transformer.encode", "src_ids = src_ids.to(self.device)"),
+        ("force_score", "force_score", ", device=model.device"),
+        (
+            "search, limits on the CPU",
+            "CachedSteps.__init__",
+            "src_ids = src_ids.to(model.device)",
+        ),
+        ("hidden_loss", "hidden_loss", "wanted = wanted.to(model.device)"),
+        ("attention_weights", "attention_weights", ".cpu()"),
+        ("span_loss", "span_loss", "tgt_ids = tgt_ids.to(model.device)"),
+    ],
+)
+def test_a_missing_move_is_caught(name, function, gone):
+    """The same test, with one move taken out of the library, fails."""
+    owner, _, method = function.rpartition(".")
+    for module in (transformer, decoding, family, looking_inside):
+        if hasattr(module, owner or method):
+            break
+    place = getattr(module, owner) if owner else module
+    original = getattr(place, method)
+    source = inspect.getsource(inspect.unwrap(original))
+    lines = [line for line in source.splitlines() if gone in line]
+    assert len(lines) == 1, f"{function} has {len(lines)} lines with {gone!r}"
+    whole = gone.endswith("device)") and "=" in gone  # a line that is only a move
+    changed = lines[0].replace(lines[0].strip() if whole else gone, "pass" * whole)
+    code = textwrap.dedent(source.replace(lines[0], changed))
+    names = dict(vars(module))
+    exec(compile(code, function, "exec"), names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, method, names[method])
+        with pytest.raises((RuntimeError, AssertionError)):
+            test_inputs_are_brought_to_the_models_device(name)
+
+
+# --- training, loading and exporting --------------------------------------------------
+
+
+def test_one_default_for_all_that_load_and_train(tmp_path, monkeypatch):
+    """train, load_run, load_pretrained and Translator: the same device by default."""
+    tiny = Recipe.load(
+        "grammar", max_steps=2, validate_every=2, max_tokens=400, model=SIZES
+    )
+    with second_device() as device:
+        monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", device)
+        run = train(tiny, tmp_path / "run", show=False)
+        assert run.model.device.type == device
+        assert run.model.output.weight is run.model.src_embedding.weight
+        assert load_run(tmp_path / "run").model.device.type == device
+        assert load_run(tmp_path / "run", "cpu").model.device.type == "cpu"
+        assert load_pretrained("tatoeba-en-de")[0].device.type == device
+        translator = Translator.from_pretrained("tatoeba-en-de")
+        assert translator.model.device.type == device
+        assert translator(["Thank you."], beam_size=1) == ["Danke."]
+        training.save_pretrained(run, tmp_path / "kept")
+    again = load_pretrained(tmp_path / "kept", "cpu")[0]
+    wanted = load_run(tmp_path / "run", "cpu").model
+    for a, b in zip(again.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+
+
+def test_the_default_device(monkeypatch):
+    monkeypatch.delenv("TRANSFORMER_LIB_DEVICE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert default_device() == "cuda"
+    assert default_device("cpu") == "cpu"
+    monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", "cpu")
+    assert default_device() == "cpu"
+    assert default_device("cuda:0") == "cuda:0"
+    with pytest.raises(ValueError, match=r"cuda:1.*finds 1 CUDA"):
+        default_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("TRANSFORMER_LIB_DEVICE")
+    assert default_device() == "cpu"
+    for wrong in ("cuda", "gpu", "cuda:x"):
+        with pytest.raises(ValueError, match="no such device.*give 'cpu'"):
+            default_device(wrong)
+
+
+def test_exports_are_made_on_the_cpu_and_leave_the_model(words):
+    """A model elsewhere is exported from a copy; it stays where it is."""
+    model = model_of(400)
+    with second_device() as device:
+        model.to(device)
+        copied = serving.on_cpu(model)
+        assert copied.device.type == "cpu" and model.device.type == device
+        assert copied.output.weight is copied.src_embedding.weight
+        twin = serving.to_marian(model)
+        assert {p.device.type for p in twin.parameters()} == {"cpu"}
+        serving.ctranslate2_spec(model, serving.piece_names(words[0]))
+    assert serving.on_cpu(copied) is copied
+
+
+# --- the notebooks --------------------------------------------------------------------
+
+# Where a cell says "cpu", and why the default device does not belong there.
+SAID = {
+    "11_training": "the same bit for bit only where sums have one order",
+    "14_speed": "names of records: speed-cpu and speed-cuda",
+    "21_serving": "what is exported computes on the CPU, and so does its twin",
+    "90_command_line": "the example of a newcomer, with the flag shown",
+}
+SHORT = set(  # seconds of work: a GPU would wait more than it computes
+    "00_why 01_hello 02_attention 03_multihead 04_positions 05_encoder 06_decoder "
+    "07_transformer 10_objective 22_errata".split()
+)
+COMPARED = {  # models whose numbers are only compared, with inputs on the CPU
+    "ours = build_model(FamilyConfig(50, **sizes, cross_attention=True))",
+    "papers = Transformer(TransformerConfig(50, **sizes))",
+}
+
+
+def code_of(path):
+    cells = json.loads(path.read_text())["cells"]
+    return ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_notebook_names_the_cpu_where_the_default_belongs(path):
+    """Cells that are not exported say "cpu" in the stated exceptions only."""
+    named = [
+        line for cell in code_of(path) for line in cell.splitlines()
+        if re.search(r"""device\b.{0,12}["']cpu|["']cpu["']|--device cpu""", line)
+        and not cell.startswith("#| export")
+    ]  # fmt: skip
+    assert bool(named) == (path.stem in SAID), named
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_library_functions_do_not_default_to_the_cpu(path):
+    """No exported function has a device of "cpu" by default."""
+    cells = [cell for cell in code_of(path) if cell.startswith("#| export")]
+    found = [m for cell in cells for m in re.findall(r"device:[^=\n]*= \"cpu\"", cell)]
+    allowed = {"11_training": 2}  # what a record notes; a sum of one number
+    assert len(found) <= allowed.get(path.stem, 0), found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_models_that_a_chapter_makes_go_to_the_default_device(path):
+    """Where a chapter trains or decodes, a model that it builds is moved."""
+    if path.stem in SHORT:
+        return
+    for cell in code_of(path):
+        if cell.startswith("#| export"):
+            continue
+        for line in cell.splitlines():
+            made = re.search(r"= (Transformer|build_model|ImageClassifier)\(", line)
+            assert not made or ".to(" in line or line in COMPARED, line
+
+
+def test_batches_that_travel_are_whole():
+    batch = make_batch(token_pairs([([5, 6], [7]), ([8], [9, 10])]), range(2))
+    with second_device() as device:
+        there = batch.to(device)
+        assert {x.device.type for x in (there.src_ids, there.tgt_in)} == {device}
+        with pytest.raises(RuntimeError, match="two devices"):
+            there.src_ids + pad([[1, 2, 3], [4]])[:, :3]
+        with pytest.raises(TypeError, match="numpy"):
+            there.src_ids.numpy()
