@@ -171,7 +171,7 @@ def measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
     """Train one recipe and score its last weights; a record that JSON can hold."""
     train(recipe, run_dir, data_dir, device=device, show=show)
     ready = load_prepared(data_dir)
-    run = load_run(run_dir, device or "cpu", weights="last")
+    run = load_run(run_dir, device, weights="last")
     sources, references = (list(side) for side in zip(*pairs, strict=True))
     translate = Translator(run.model, run.tokenizer, by_sentence=False)
     score = sacre_bleu(translate(sources, beam_size=4, alpha=0.6), references)
@@ -258,7 +258,7 @@ def ablate(
         rows: Keys of ROWS.
         seeds: Each row is run once with each.
         data_dir: A folder that prepare wrote; out / "data" if None.
-        device: "cpu" or "cuda"; the faster one that is there if None.
+        device: "cpu" or "cuda"; as default_device says if None.
         longer: Whether the big model trains three times as long.
         sentences: How many sentences, at most, BLEU is measured on: every second or
             third of the split and so on, as many as that makes.

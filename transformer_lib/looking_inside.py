@@ -130,15 +130,15 @@ def attention_weights(
 
     Returns:
         For "encoder", "decoder" and "cross" one tensor a layer, shapes (B, H, S, S),
-        (B, H, T, T) and (B, H, T, S). Each row sums to 1 over the keys that are
-        allowed; all other keys have 0.
+        (B, H, T, T) and (B, H, T, S), on the CPU. Each row sums to 1 over the keys that
+        are allowed; all other keys have 0.
 
     Source: Vaswani et al. 2017, section 3.2.3 (the three uses of attention).
     """
     seen: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
 
     def note(kind, layer, weights, allowed):
-        seen[kind].append(weights)
+        seen[kind].append(weights.cpu())
 
     with evaluating(model), watching(model, note):
         model.decode(tgt_ids, model.encode(src_ids), src_ids)
@@ -794,7 +794,7 @@ def most_attended(
         sentence: A sentence.
 
     Returns:
-        int64, shape (L, H, words).
+        int64, shape (L, H, words), on the CPU.
 
     Source: Voita et al. 2019, section 4.2 (the largest weight, the end left out).
     """
@@ -802,7 +802,7 @@ def most_attended(
     seen: list[Tensor] = []
 
     def note(kind, layer, weights, allowed):
-        seen.append(weights[0])
+        seen.append(weights[0].cpu())
 
     with evaluating(model), watching(model, note):
         model.encode(torch.tensor([[*src, EOS]]))
@@ -1006,8 +1006,10 @@ def token_log_probs(
 
     Returns:
         Log-probabilities over the vocabulary, shape (B, T, V); the right tokens,
-        (B, T), the end symbol last; and where there is a token, boolean (B, T).
+        (B, T), the end symbol last; and where there is a token, boolean (B, T). All on
+        the model's device.
     """
+    tgt_ids = tgt_ids.to(model.device)
     real = tgt_ids != PAD  # (B, T)
     right = torch.nn.functional.pad(tgt_ids[:, 1:], (0, 1), value=PAD)  # (B, T)
     right = right.scatter(1, real.sum(dim=1, keepdim=True) - 1, EOS)
@@ -1019,13 +1021,13 @@ def token_log_probs(
 def loss_and_choices(
     model: Transformer, batches: Iterable[tuple[Tensor, Tensor]], see: See | None = None
 ) -> tuple[float, Tensor]:
-    """Loss in nats per token, and the most probable token at each place."""
+    """Loss in nats per token, and the most probable token at each place, on the CPU."""
     total, count, choices = 0.0, 0, []
     for src_ids, tgt_ids in batches:
         log_p, right, real = token_log_probs(model, src_ids, tgt_ids, see)
         total -= float(log_p.gather(-1, right[..., None])[..., 0][real].sum())
         count += int(real.sum())
-        choices.append(log_p.argmax(dim=-1)[real])
+        choices.append(log_p.argmax(dim=-1)[real].cpu())
     return total / count, torch.cat(choices)
 
 # %% ../notebooks/18_looking_inside.ipynb #91da7600
@@ -1110,7 +1112,8 @@ def record_heads(
               "seed": seed, "sentences": len(pairs),
               "data": {"corpus": "tatoeba-en-de test", "sha256": test.sha256},
               "loss": loss_and_choices(model, encode_pairs(tokenizer, pairs))[0],
-              "bleu": bleu(), "rows": rows, "environment": environment_record(),
+              "bleu": bleu(), "rows": rows,
+              "environment": environment_record(str(model.device)),
               "seconds": time.perf_counter() - began}  # fmt: skip
     write_json(Path(path), record)
     return record
@@ -1144,7 +1147,8 @@ def effect_of_words(
         target: Its translation.
 
     Returns:
-        Total variation distance, 0 to 1, shape (T, words): T positions of the decoder.
+        Total variation distance, 0 to 1, shape (T, words), for T positions of the
+        decoder; on the CPU.
 
     Source: Jain and Wallace 2019, section 4.1 (leave one out).
     """
@@ -1154,4 +1158,4 @@ def effect_of_words(
     src_ids = pad([[*ids, EOS] for ids in (src, *without)])  # (1 + words, S)
     tgt_ids = torch.tensor([[BOS, *tokenizer.encode(target)]]).expand(len(src_ids), -1)
     p = token_log_probs(model, src_ids, tgt_ids)[0].exp()  # (1 + words, T, V)
-    return (p[1:] - p[:1]).abs().sum(dim=-1).T / 2  # (T, words)
+    return (p[1:] - p[:1]).abs().sum(dim=-1).T.cpu() / 2  # (T, words)

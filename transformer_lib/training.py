@@ -71,7 +71,7 @@ from transformer_lib.text import (
     load_corpus,
     whole_file,
 )
-from .transformer import Transformer, TransformerConfig
+from .transformer import Transformer, TransformerConfig, default_device
 
 # %% ../notebooks/11_training.ipynb #885f52e3
 class BatchLoss(nn.Module):
@@ -698,7 +698,7 @@ def ready_data(
     if data_dir is None and not (folder / "data.json").exists():
         known = Tokenizer.load(own) if own.exists() else None
         if known is None and recipe.start_from:
-            known = load_pretrained(recipe.start_from)[1]
+            known = load_pretrained(recipe.start_from, "cpu")[1]
         prepare(recipe.corpus, folder, recipe.vocab_size, recipe.kind,
                 recipe.max_length, known, max_words=recipe.max_words,
                 max_pairs=recipe.max_pairs)  # fmt: skip
@@ -1150,13 +1150,13 @@ class Run:
 
 # %% ../notebooks/11_training.ipynb #c4addcc7
 def load_run(
-    run_dir: str | Path, device: str = "cpu", weights: str | Path = "best"
+    run_dir: str | Path, device: str | None = None, weights: str | Path = "best"
 ) -> Run:
     """Load a run from its folder, without its text.
 
     Args:
         run_dir: Folder that train wrote.
-        device: Where the model goes.
+        device: Where the model goes; as default_device says if None.
         weights: "best" (lowest validation loss), "last", "average" (mean of the kept
             files step-NNNNNN.safetensors), or the path of a file of weights.
 
@@ -1174,7 +1174,8 @@ def load_run(
     load_weights(model, tensors)
     about = json.loads((run_dir / "about.json").read_text("utf-8"))
     progress = Progress(**newest_record(run_dir))
-    run = Run(recipe, model.to(device).eval(), tokenizer, progress, **about)
+    model = model.to(default_device(device)).eval()
+    run = Run(recipe, model, tokenizer, progress, **about)
     return dataclasses.replace(run, record=record)
 
 # %% ../notebooks/11_training.ipynb #e327aa83
@@ -1257,7 +1258,7 @@ def train(
         recipe: What to train.
         run_dir: Folder of the run.
         data_dir: A folder that prepare wrote; prepared in the run's folder if None.
-        device: "cpu" or "cuda"; the faster one that is there if None.
+        device: "cpu" or "cuda"; as default_device says if None.
         max_seconds: Stop after this time; what came after the last validation is
             done again when the run goes on.
         show: Whether to show a progress bar and a line for each validation.
@@ -1321,7 +1322,7 @@ def start_weights(model: Transformer, tokenizer: Tokenizer, start_from: str) -> 
     Raises:
         ValueError: If it has another vocabulary, or other sizes.
     """
-    start, known, _ = load_pretrained(start_from)
+    start, known, _ = load_pretrained(start_from, model.device)
     if known.model != tokenizer.model:
         raise ValueError(
             f"the data was prepared with another vocabulary than {start_from} has; "
@@ -1359,9 +1360,10 @@ def processes(device: str | None) -> Iterator[tuple[int, int, str]]:
         Number of this process, how many there are, and the device of this one.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
+    device = default_device(device)
+    cuda = device.startswith("cuda")
     if world_size == 1:
-        yield 0, 1, device or ("cuda" if cuda else "cpu")
+        yield 0, 1, device
         return
     if cuda:
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
@@ -1421,14 +1423,14 @@ def save_pretrained(
 
 # %% ../notebooks/11_training.ipynb #ed9ffe1b
 def load_pretrained(
-    folder_or_name: str | Path, device: str = "cpu"
+    folder_or_name: str | Path, device: str | None = None
 ) -> tuple[Transformer, Tokenizer, dict]:
     """Load a model that ships with the library, that was saved, or of a run.
 
     Args:
         folder_or_name: Such as "tatoeba-en-de", a folder that save_pretrained wrote,
             or the folder of a run, of which the best weights are taken.
-        device: Where the model goes.
+        device: Where the model goes; as default_device says if None.
 
     Returns:
         The model in evaluation mode, its tokenizer, and a record with "data",
@@ -1450,7 +1452,7 @@ def load_pretrained(
     load_weights(model, tensors)
     about = json.loads((folder / "about.json").read_text("utf-8"))
     about |= {"recipe": asdict(recipe), "weights": record}
-    return model.to(device).eval(), tokenizer, about
+    return model.to(default_device(device)).eval(), tokenizer, about
 
 # %% ../notebooks/11_training.ipynb #1a0a179e
 def find_pretrained(folder_or_name: str | Path) -> Path:
