@@ -533,8 +533,63 @@ def test_a_folder_of_other_files_is_left_alone(text, tmp_path):
     with pytest.raises(ValueError, match="holds other files"):
         prepare(text, tmp_path, vocab_size=300)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
-    (tmp_path / "empty").mkdir()
-    assert len(prepare(text, tmp_path / "empty", vocab_size=300).valid)
+    with pytest.raises(ValueError, match="notes.txt is a file"):
+        prepare(text, tmp_path / "notes.txt", vocab_size=300)
+
+
+def test_a_folder_that_cannot_be_renamed_is_written_inside(
+    text, tmp_path, monkeypatch
+):
+    """An empty one may be where a disk is mounted; what is there stays its own."""
+    place, replace = tmp_path / "volume", os.replace
+    (place / "lost+found").mkdir(parents=True)
+    place.chmod(0o750)
+
+    def busy(path, target):
+        if place in (Path(path), Path(target)):
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        replace(path, target)
+
+    monkeypatch.setattr(module.os, "replace", busy)
+    number = place.stat().st_ino
+    prepare(text, place, vocab_size=300)
+    assert place.stat().st_ino == number and place.stat().st_mode & 0o777 == 0o750
+    names = {"data.json", "lost+found", "tokenizer.model", "train", "valid"}
+    assert {path.name for path in place.iterdir()} == names
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place)
+    with module.whole_folder(place, "new") as part:
+        (part / "new").write_text("x")
+    assert {path.name for path in place.iterdir()} == {"lost+found", "new"}
+
+
+def test_a_link_to_a_folder_stays_a_link(text, tmp_path):
+    (tmp_path / "disk").mkdir()
+    for name in "there", "not yet":
+        (tmp_path / name).symlink_to(f"disk/{name}")
+    (tmp_path / "disk" / "there").mkdir()
+    for name in "there", "not yet":
+        prepare(text, tmp_path / name, vocab_size=300)
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "disk" / name / "data.json").is_file()
+
+
+def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(module, "write_prepared", None)
+    with pytest.raises(OSError, match="data could not be written .Not a directory"):
+        prepare("grammar-en-de", tmp_path / "file" / "data", vocab_size=300)
+
+
+def test_a_part_of_a_dead_process_is_swept_and_the_old_folder_brought_back(tmp_path):
+    """It died between two renamings; then one between writing and renaming."""
+    some_pairs(10).save(tmp_path / "pairs")
+    os.rename(tmp_path / "pairs", tmp_path / ".pairs.old")
+    (tmp_path / ".pairs.part").mkdir()
+    (tmp_path / ".pairs.part" / "half").write_text("x")
+    with pytest.raises(KeyError), module.whole_folder(tmp_path / "pairs"):
+        raise KeyError
+    assert len(TokenPairs.load(tmp_path / "pairs")) == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
 
 
 @pytest.mark.parametrize(
@@ -639,7 +694,7 @@ def test_damage_is_noticed_by_prepare(text, prepared):
         prepare(text, prepared, vocab_size=300)
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 9, 12])
+@pytest.mark.parametrize("after", [0, 1, 5, 9, 10, 12])
 def test_a_disk_that_fills_up_is_said_and_leaves_nothing(
     after, text, tmp_path, monkeypatch
 ):
@@ -658,8 +713,8 @@ def test_a_disk_that_fills_up_is_said_and_leaves_nothing(
     write = PairWriter.append
     monkeypatch.setattr(module.os, "fsync", fsync)
     monkeypatch.setattr(PairWriter, "append", append)
-    if after < 9:
-        with pytest.raises(OSError, match="no space left on the disk .* Free some"):
+    if after < 10:
+        with pytest.raises(OSError, match="data could not be .*No space.*Free"):
             prepare(text, tmp_path / "data", vocab_size=300)
         assert not list(tmp_path.iterdir())
         monkeypatch.undo()
@@ -680,7 +735,7 @@ def test_a_disk_that_is_really_full(text, tmp_path):
     if not small_disk(disk):
         pytest.skip("no small disk can be mounted here")
     try:
-        with pytest.raises(OSError, match="no space left on the disk of .*disk"):
+        with pytest.raises(OSError, match="disk/data could not be .*No space"):
             prepare(text, disk / "data", vocab_size=300)
         assert not list(disk.iterdir())
     finally:

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import http.client
 import json
+import os
 import socket
 import struct
 import threading
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_lib import serving
+from transformer_lib import text as text_module
 from transformer_lib.batches import pad
 from transformer_lib.decoding import (
     CachedSteps,
@@ -339,23 +341,23 @@ def test_what_goes_wrong_leaves_what_was_there(tmp_path, monkeypatch, moment):
     """The disk is full at the first or third file, or one of the folders is held."""
     place, calls = tmp_path / "it", []
     serving.write_folder(place, {"a": b"1"}, {"files": {}})
-    before, rename = content_of(place), type(place).rename
+    before, replace = content_of(place), os.replace
 
-    def full(file):
+    def full(file, before=None):
         calls.append(file)
         if len(calls) == moment:
             raise OSError("no space left on device")
 
     def held(path, target):
-        calls.append(path)
+        calls.append(path) if os.path.isdir(path) else None
         if f"rename {len(calls)}" == moment:
             raise OSError("in use")
-        return rename(path, target)
+        return replace(path, target)
 
     if isinstance(moment, int):
-        monkeypatch.setattr(serving, "to_disk", full)
+        monkeypatch.setattr(text_module, "finish_file", full)
     else:
-        monkeypatch.setattr(type(place), "rename", held)
+        monkeypatch.setattr(os, "replace", held)
     with pytest.raises(OSError, match="unchanged"):
         serving.write_folder(place, {"a": b"2", "b": b"", "c": b""}, {"files": {}})
     monkeypatch.undo()

@@ -12,7 +12,7 @@ __all__ = ['NOUNS', 'ANY', 'ALIVE', 'NOT_PEOPLE', 'ADJECTIVES', 'PRONOUNS', 'VER
            'SPECIAL', 'Verb', 'declension', 'Phrase', 'noun_phrase', 'english_article', 'subject_phrase', 'Clause',
            'verb_clause', 'modal_forms', 'is_clause', 'random_clause', 'english_words', 'german_words', 'grammar_pair',
            'statement', 'question', 'report', 'grammar_split', 'Corpus', 'hash_pairs', 'CorpusUnavailable',
-           'cache_folder', 'Source', 'newstest', 'unpack', 'whole_file', 'direct_target', 'finish_file', 'not_written',
+           'cache_folder', 'Source', 'newstest', 'unpack', 'whole_file', 'direct_target', 'finish_file', 'NotWritten',
            'Part', 'receive', 'is_rest', 'download', 'fetch', 'keep', 'local_copies', 'describe_copy', 'where_to_put',
            'read_pairs', 'read_segments', 'attribute', 'source_pairs', 'held_out', 'part_of', 'load_tatoeba',
            'load_newstest', 'CleaningReport', 'open_text', 'check_start', 'split_member', 'open_member', 'read_lines',
@@ -628,7 +628,7 @@ def whole_file(path: str | Path, mode: str = "wb") -> Iterator[IO]:
         The open file; its name is the one that is written under.
 
     Raises:
-        OSError: If it cannot be written; it says which file, why, and what to do.
+        NotWritten: If it cannot be; an OSError that says why, and what to do.
     """
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     aside = None
@@ -652,7 +652,7 @@ def whole_file(path: str | Path, mode: str = "wb") -> Iterator[IO]:
     except BrokenPipeError:  # whoever read from the pipe has gone
         raise
     except OSError as error:
-        raise not_written(path, error) from error
+        raise NotWritten(path, error) from error
     finally:
         if aside:
             Path(aside).unlink(missing_ok=True)
@@ -700,15 +700,17 @@ ADVICE[getattr(errno, "EDQUOT", errno.ENOSPC)] = ADVICE[errno.ENOSPC]
 ADVICE[errno.EPERM] = ADVICE[errno.EROFS] = ADVICE[errno.EACCES]
 
 
-def not_written(path: str | Path, error: OSError) -> OSError:
+class NotWritten(OSError):
     """What could not be written, why, and what to do."""
-    advice = ADVICE.get(error.errno, "See that the disk has room, then start again")
-    said = OSError(
-        f"{path} could not be written ({error.strerror or error}); what was there "
-        f"before is unchanged. {advice}."
-    )
-    said.errno = error.errno
-    return said
+
+    def __init__(self, path: str | Path, error: OSError):
+        advice = ADVICE.get(error.errno, "See that the disk has room, then start again")
+        self.reason = getattr(error, "reason", None) or error.strerror or str(error)
+        super().__init__(
+            f"{path} could not be written ({self.reason}); what was there before is "
+            f"unchanged. {advice}."
+        )
+        self.errno = error.errno
 
 # %% ../notebooks/08_text.ipynb #27514f40
 @dataclass
