@@ -8,9 +8,9 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/21_s
 __all__ = ['ENCODER', 'STEP', 'KINDS', 'TYPES', 'MARKS', 'FIXED', 'MUST_AGREE', 'EXPORTS', 'NOT_FOUND', 'to_onnx', 'quietly',
            'without_notes', 'PositionsGraph', 'EncoderGraph', 'attend', 'StepGraph', 'step_layer', 'on_cpu',
            'graphs_of', 'pack_weights', 'in_16_bits', 'point_into', 'tokenizer_data', 'manifest_of', 'export_onnx',
-           'check_export', 'check_plain', 'whole_folder', 'write_folder', 'OnnxSteps', 'OnnxModel', 'read_manifest',
-           'check_fits', 'without_bars', 'marian_places', 'attention_places', 'sines_first', 'marian_config',
-           'to_marian', 'export_marian', 'piece_names', 'from_marian', 'marian_model', 'ctranslate2_spec', 'copied',
+           'check_export', 'check_plain', 'write_folder', 'OnnxSteps', 'OnnxModel', 'read_manifest', 'check_fits',
+           'without_bars', 'marian_places', 'attention_places', 'sines_first', 'marian_config', 'to_marian',
+           'export_marian', 'piece_names', 'from_marian', 'marian_model', 'ctranslate2_spec', 'copied',
            'positions_table', 'fill_layer', 'fill_norm', 'fill_linear', 'export_ctranslate2', 'CTranslate2Model',
            'token_scores', 'onnx_scores', 'marian_scores', 'export', 'prove', 'TranslationHandler', 'asked_texts',
            'translation_server']
@@ -22,7 +22,6 @@ import hashlib
 import json
 import logging
 import math
-import shutil
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import pad
+from .batches import is_free, pad, whole_folder
 from transformer_lib.decoding import (
     NEVER_SAID,
     Hypothesis,
@@ -486,7 +485,7 @@ def check_export(
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give a folder.")
     known = all((folder / mark).exists() for mark in MARKS[kind])
-    if folder.is_dir() and any(folder.iterdir()) and not known:
+    if folder.is_dir() and not is_free(folder) and not known:
         raise ValueError(
             f"{folder} holds something else than an export: name another folder."
         )
@@ -506,35 +505,6 @@ def check_plain(model: Transformer) -> None:
             "no export has a place for rotary positions or for heads that share keys "
             "and values: export a model without them."
         )
-
-
-@contextlib.contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder beside this one to write into, which takes its place at the end.
-
-    Raises:
-        OSError: If it cannot be written; what was there before is still there.
-    """
-    names = f".{folder.name}.part", f".{folder.name}.old"  # hardly anybody's own
-    aside, old = map(folder.with_name, names)
-    try:
-        for stale in (aside, old):
-            shutil.rmtree(stale, ignore_errors=True)
-        aside.mkdir(parents=True)
-        yield aside
-        if folder.exists():
-            folder.rename(old)
-        aside.rename(folder)
-    except OSError as error:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        raise OSError(
-            f"{folder} could not be written ({error}); what was there before is "
-            "unchanged. See that the disk has room, then start again."
-        ) from error
-    finally:
-        for stale in (aside, old):
-            shutil.rmtree(stale, ignore_errors=True)
 
 
 def write_folder(folder: Path, files: dict[str, bytes], manifest: dict) -> None:
