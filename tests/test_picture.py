@@ -5,6 +5,7 @@ import re
 import torch
 from built import HTML, Page, documents, need_the_book
 
+from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 need_the_book()
@@ -23,7 +24,7 @@ def words():
 
 def test_numbers_are_those_of_the_base_model():
     with torch.device("meta"):
-        model = Transformer(TransformerConfig.base(37_000))
+        model = Transformer(TransformerConfig.base(41_100))
     shown, _ = words()
     for part, digits in (
         (model, 1),
@@ -36,6 +37,28 @@ def test_numbers_are_those_of_the_base_model():
         millions = sum(p.numel() for p in part.parameters()) / 1e6
         assert f"{millions:.{digits}f} M" in shown
     assert "rate min(1/√t, t/√4000³) / √512" in shown
+    assert "The whole model: 65.1 M" in shown and "the paper says 65 M" in shown
+
+
+def test_shapes_are_those_that_the_translator_reads():
+    """The source ends in a sign of its own, and the target begins with one."""
+    _, tokenizer, _ = load_pretrained("tatoeba-en-de")
+    shown, _ = words()
+    source, said = shown.split(" | ")[0], re.search(r"\| ([^|]+) \| BLEU", shown)[1]
+    for text in (source, said):
+        length = len(tokenizer.encode(text)) + 1
+        assert f"ids: (1, {length})" in shown and f"(1, {length}, 512)" in shown
+    assert " ".join([*tokenizer.pieces(source), "&lt;/s&gt;"]) in shown
+
+
+def test_every_sublayer_has_its_residual_and_the_memory_its_line():
+    _, picture = words()
+    left, right = picture.split("</svg>")[:2]
+    assert [half.count('class="l r"') for half in (left, right)] == [2, 3]
+    assert [half.count('class="l m"') for half in (left, right)] == [1, 1]
+    leaves = re.search(r'd="M[\d.]+ [-\d.]+H[\d.]+V([-\d.]+)h2" class="l m"', left)[1]
+    enters = re.search(r'd="M[-\d.]+ ([-\d.]+)H[\d.]+" class="l m"', right)[1]
+    assert leaves == enters  # one straight line where the columns touch
 
 
 def test_path_ends_in_a_translation_with_its_score():
