@@ -70,8 +70,12 @@ export: env  ## write the library transformer_lib from the notebooks
 edit: env  ## CHAPTER=02_attention: the notebook as text to edit, and back when it was edited
 	@$(BIN)/python book/_tools/edit.py "$(CHAPTER)"
 
-evidence: env library  ## RECIPE=tatoeba-en-de: train it in full (hours), score it, keep the record
+evidence: env library  ## RECIPE=tatoeba-en-de: train and score it (hours); or QUEUE=all, all long runs
+ifdef QUEUE
+	@$(BIN)/python book/_tools/queue_runs.py $(filter-out all,$(QUEUE)) $(WORKERS)
+else
 	@$(BIN)/python book/_tools/evidence.py "$(RECIPE)"
+endif
 
 lint: env  ## check the style of all code
 	$(call step,style,$(BIN)/ruff check .)

@@ -1,0 +1,228 @@
+"""Work through the long runs in their order; stop at any moment, start again, it goes on.
+
+    python book/_tools/queue_runs.py                      all of evidence/queue.toml
+    python book/_tools/queue_runs.py table3 parser -j 2   these groups, two at a time
+    python book/_tools/queue_runs.py --list               what is done and what is left
+
+Each group of evidence/queue.toml is one command with a value for every name in braces.
+A run is done when its result is in evidence/runs; it is copied there when the command
+has ended well. A group runs from one commit, the one that was checked out when its first
+run began, in a worktree of its own, so that later changes of the library do not reach it.
+Checkpoints stay in the folder of runs (TRANSFORMER_LIB_RUNS); queue.log there has one
+line for each start and end. On a GPU: --device cuda -j 12.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "evidence" / "runs"
+SHOWN = ("perplexity", "valid_loss", "test_loss", "bleu", "f1")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: which group it is of, its command, and where its result comes to lie."""
+
+    group: str
+    name: str
+    command: list[str]
+    result: Path
+
+    @property
+    def kept(self) -> Path:
+        return KEPT / self.group / f"{self.name}.json"
+
+
+def jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job]:
+    """All runs of the queue, or of some of its groups, in their order."""
+    groups = tomllib.loads(queue.read_text("utf-8"))["group"]
+    known = list(dict.fromkeys(group["name"] for group in groups))
+    if odd := [name for name in only if name not in known]:
+        raise SystemExit(f"no group {odd[0]!r} in {queue}; there are {known}.")
+    found = []
+    for group in groups:
+        if only and group["name"] not in only:
+            continue
+        each = group.get("each", {})
+        for values in itertools.product(*each.values()):
+            fill = dict(zip(each, values, strict=True))
+            fill |= {"runs": runs, "device": device}
+            command = [w.format(**fill) for w in shlex.split(group["command"])]
+            name = group.get("run", "run").format(**fill)
+            result = Path(group["result"].format(**fill))
+            found.append(Job(group["name"], name, command, result))
+    return found
+
+
+def code_of(group: str, runs: Path) -> Path:
+    """The worktree that a group runs from; made of HEAD before its first run."""
+    said = runs / f"{group}.commit"
+    with open(runs / "code.lock", "w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        if not said.exists():
+            head = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+            commit = subprocess.run(head, check=True, capture_output=True, text=True)
+            said.write_text(commit.stdout.strip() + "\n", "utf-8")
+        commit = said.read_text("utf-8").strip()
+        code = runs / "code" / commit[:12]
+        if not code.exists():
+            subprocess.run(["git", "-C", str(ROOT), "worktree", "prune"], check=True)
+            add = ["git", "-C", str(ROOT), "worktree", "add", "-q", "--detach"]
+            subprocess.run([*add, str(code), commit], check=True)
+    return code
+
+
+@contextlib.contextmanager
+def alone(path: Path):
+    """Whether no other process works on this run; the system gives the lock back."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+class Queue:
+    """The runs that are left, and the processes that work on some of them.
+
+    Args:
+        todo: All runs, in their order.
+        runs: The folder of runs.
+        threads: Threads of each process.
+    """
+
+    def __init__(self, todo: list[Job], runs: Path, threads: int):
+        self.todo, self.runs, self.threads = todo, runs, threads
+        self.lock, self.taken, self.children = threading.Lock(), set(), set()
+        self.failed, self.stopping = [], False
+
+    def say(self, line: str) -> None:
+        """One line on the screen and in queue.log."""
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}"
+        print(line, flush=True)
+        with open(self.runs / "queue.log", "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def next(self) -> Job | None:
+        """The first run that nobody here has taken and that has no result."""
+        with self.lock:
+            for job in self.todo:
+                if job not in self.taken and not job.kept.exists():
+                    self.taken.add(job)
+                    return job
+        return None
+
+    def work(self) -> None:
+        """Take runs until none is left."""
+        while not self.stopping and (job := self.next()):
+            with alone(self.runs / "locks" / f"{job.group}.{job.name}") as mine:
+                if mine and not job.kept.exists():
+                    self.run(job)
+
+    def run(self, job: Job) -> None:
+        """Run one command to its end, and keep its result."""
+        code, began = code_of(job.group, self.runs), time.monotonic()
+        self.say(f"{job.group:14} {job.name:24} begins or goes on")
+        env = os.environ | {
+            "PYTHONPATH": str(code),
+            "OMP_NUM_THREADS": str(self.threads),
+            "PYTHONUNBUFFERED": "1",
+        }
+        words = self.runs / "words" / f"{job.group}.{job.name}.log"
+        words.parent.mkdir(parents=True, exist_ok=True)
+        first, *rest = job.command
+        if first == "transformer-lib":
+            main = "from transformer_lib.command_line import main; raise SystemExit(main())"
+            command = [sys.executable, "-c", main, *rest]
+        else:
+            command = [sys.executable, str(code / first), *rest]
+        with open(words, "a") as file:
+            child = subprocess.Popen(command, env=env, cwd=self.runs, stdout=file,
+                                     stderr=subprocess.STDOUT)  # fmt: skip
+            self.children.add(child)
+            status = child.wait()
+            self.children.discard(child)
+        minutes = (time.monotonic() - began) / 60
+        if self.stopping:
+            self.say(f"{job.group:14} {job.name:24} stopped after {minutes:6.1f} min")
+        elif status or not job.result.exists():
+            self.failed.append(job)
+            self.say(f"{job.group:14} {job.name:24} FAILED ({status}), see {words}")
+        else:
+            job.kept.parent.mkdir(parents=True, exist_ok=True)
+            aside = job.kept.with_suffix(".part")
+            shutil.copyfile(job.result, aside)
+            aside.replace(job.kept)
+            self.say(f"{job.group:14} {job.name:24} done    {minutes:6.1f} min  "
+                     f"{figures(job.kept)}")  # fmt: skip
+
+    def stop(self, *_) -> None:
+        """End all processes; each goes on from its last checkpoint another time."""
+        self.stopping = True
+        for child in list(self.children):
+            child.terminate()
+
+
+def figures(path: Path) -> str:
+    """The few numbers of a result that tell how it went."""
+    record = json.loads(path.read_text("utf-8"))
+    scores = {k: v["value"] for k, v in record.get("scores", {}).items()}
+    numbers = {k: record[k] for k in SHOWN if isinstance(record.get(k), float)}
+    return "  ".join(f"{k} {v:.3f}" for k, v in (numbers | scores).items())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("groups", nargs="*", help="groups of the queue (all)")
+    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=1, help="of each process (1)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--queue", type=Path, default=ROOT / "evidence" / "queue.toml")
+    parser.add_argument("--list", action="store_true", help="only say what is left")
+    asked = parser.parse_args()
+    runs = Path(os.environ.get("TRANSFORMER_LIB_RUNS", ROOT / "runs")).resolve()
+    runs.mkdir(parents=True, exist_ok=True)
+    todo = jobs(asked.queue, runs, asked.device, asked.groups)
+    if asked.list:
+        for job in todo:
+            said = figures(job.kept) if job.kept.exists() else "-"
+            print(f"{job.group:14} {job.name:24} {said}")
+        return 0
+    queue = Queue(todo, runs, asked.threads)
+    signal.signal(signal.SIGTERM, queue.stop)
+    signal.signal(signal.SIGINT, queue.stop)
+    workers = [threading.Thread(target=queue.work) for _ in range(asked.jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        while worker.is_alive():  # so that signals are seen
+            worker.join(1)
+    left = sum(not job.kept.exists() for job in todo)
+    queue.say(f"{len(todo) - left} of {len(todo)} runs are done")
+    return 1 if queue.failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
