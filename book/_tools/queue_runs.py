@@ -7,9 +7,10 @@
 Each group of evidence/queue.toml is one command with a value for every name in braces.
 A run is done when its result is in evidence/runs; it is copied there when the command
 has ended well. A group runs from one commit, the one that was checked out when its first
-run began, in a worktree of its own, so that later changes of the library do not reach it.
-Checkpoints stay in the folder of runs (TRANSFORMER_LIB_RUNS); queue.log there has one
-line for each start and end. On a GPU: --device cuda -j 12.
+run began, in a clone of its own, so that later changes of the library do not reach it.
+Checkpoints stay in the folder of runs (TRANSFORMER_LIB_RUNS; else in the user's cache,
+which outlives a checkout); queue.log there has one line for each start and end.
+On a GPU: --device cuda -j 12.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer_lib.text import cache_folder
+
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "evidence" / "runs"
+COMMAND = """import sys
+from transformer_lib.command_line import main
+sys.exit(main())"""
 SHOWN = ("perplexity", "valid_loss", "test_loss", "bleu", "f1")
 
 
@@ -42,7 +48,7 @@ class Job:
 
     group: str
     name: str
-    command: list[str]
+    command: tuple[str, ...]
     result: Path
 
     @property
@@ -50,7 +56,7 @@ class Job:
         return KEPT / self.group / f"{self.name}.json"
 
 
-def jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job]:
+def read_jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job]:
     """All runs of the queue, or of some of its groups, in their order."""
     groups = tomllib.loads(queue.read_text("utf-8"))["group"]
     known = list(dict.fromkeys(group["name"] for group in groups))
@@ -64,7 +70,7 @@ def jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job]:
         for values in itertools.product(*each.values()):
             fill = dict(zip(each, values, strict=True))
             fill |= {"runs": runs, "device": device}
-            command = [w.format(**fill) for w in shlex.split(group["command"])]
+            command = tuple(w.format(**fill) for w in shlex.split(group["command"]))
             name = group.get("run", "run").format(**fill)
             result = Path(group["result"].format(**fill))
             found.append(Job(group["name"], name, command, result))
@@ -72,7 +78,7 @@ def jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job]:
 
 
 def code_of(group: str, runs: Path) -> Path:
-    """The worktree that a group runs from; made of HEAD before its first run."""
+    """The clone that a group runs from; made of HEAD before its first run."""
     said = runs / f"{group}.commit"
     with open(runs / "code.lock", "w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
@@ -83,9 +89,12 @@ def code_of(group: str, runs: Path) -> Path:
         commit = said.read_text("utf-8").strip()
         code = runs / "code" / commit[:12]
         if not code.exists():
-            subprocess.run(["git", "-C", str(ROOT), "worktree", "prune"], check=True)
-            add = ["git", "-C", str(ROOT), "worktree", "add", "-q", "--detach"]
-            subprocess.run([*add, str(code), commit], check=True)
+            aside = code.with_name(f"{code.name}.{os.getpid()}.part")
+            clone = ["git", "clone", "-q", "--no-checkout", str(ROOT), str(aside)]
+            subprocess.run(clone, check=True)
+            checkout = ["git", "-C", str(aside), "checkout", "-q", "--detach", commit]
+            subprocess.run(checkout, check=True)
+            aside.rename(code)
     return code
 
 
@@ -109,10 +118,11 @@ class Queue:
         todo: All runs, in their order.
         runs: The folder of runs.
         threads: Threads of each process.
+        here: Whether the code runs as it stands in this folder.
     """
 
-    def __init__(self, todo: list[Job], runs: Path, threads: int):
-        self.todo, self.runs, self.threads = todo, runs, threads
+    def __init__(self, todo: list[Job], runs: Path, threads: int, here: bool):
+        self.todo, self.runs, self.threads, self.here = todo, runs, threads, here
         self.lock, self.taken, self.children = threading.Lock(), set(), set()
         self.failed, self.stopping = [], False
 
@@ -141,7 +151,8 @@ class Queue:
 
     def run(self, job: Job) -> None:
         """Run one command to its end, and keep its result."""
-        code, began = code_of(job.group, self.runs), time.monotonic()
+        code = ROOT if self.here else code_of(job.group, self.runs)
+        began = time.monotonic()
         self.say(f"{job.group:14} {job.name:24} begins or goes on")
         env = os.environ | {
             "PYTHONPATH": str(code),
@@ -152,8 +163,7 @@ class Queue:
         words.parent.mkdir(parents=True, exist_ok=True)
         first, *rest = job.command
         if first == "transformer-lib":
-            main = "from transformer_lib.command_line import main; raise SystemExit(main())"
-            command = [sys.executable, "-c", main, *rest]
+            command = [sys.executable, "-c", COMMAND, *rest]
         else:
             command = [sys.executable, str(code / first), *rest]
         with open(words, "a") as file:
@@ -201,16 +211,19 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--queue", type=Path, default=ROOT / "evidence" / "queue.toml")
     parser.add_argument("--list", action="store_true", help="only say what is left")
+    parser.add_argument("--here", action="store_true",
+                        help="run the code as it stands here, not from a commit")
     asked = parser.parse_args()
-    runs = Path(os.environ.get("TRANSFORMER_LIB_RUNS", ROOT / "runs")).resolve()
+    default = cache_folder() / "runs"
+    runs = Path(os.environ.get("TRANSFORMER_LIB_RUNS", default)).resolve()
     runs.mkdir(parents=True, exist_ok=True)
-    todo = jobs(asked.queue, runs, asked.device, asked.groups)
+    todo = read_jobs(asked.queue, runs, asked.device, asked.groups)
     if asked.list:
         for job in todo:
             said = figures(job.kept) if job.kept.exists() else "-"
             print(f"{job.group:14} {job.name:24} {said}")
         return 0
-    queue = Queue(todo, runs, asked.threads)
+    queue = Queue(todo, runs, asked.threads, asked.here)
     signal.signal(signal.SIGTERM, queue.stop)
     signal.signal(signal.SIGINT, queue.stop)
     workers = [threading.Thread(target=queue.work) for _ in range(asked.jobs)]
