@@ -1,4 +1,4 @@
-"""Work through the long runs in their order; stop at any moment, start again, it goes on.
+"""Work through the long runs in their order; stopped at any moment, it goes on later.
 
     python book/_tools/queue_runs.py                      all of evidence/queue.toml
     python book/_tools/queue_runs.py table3 parser -j 2   these groups, two at a time
@@ -6,11 +6,11 @@
 
 Each group of evidence/queue.toml is one command with a value for every name in braces.
 A run is done when its result is in evidence/runs; it is copied there when the command
-has ended well. A group runs from one commit, the one that was checked out when its first
-run began, in a clone of its own, so that later changes of the library do not reach it.
-Checkpoints stay in the folder of runs (TRANSFORMER_LIB_RUNS; else in the user's cache,
-which outlives a checkout); queue.log there has one line for each start and end.
-On a GPU: --device cuda -j 12.
+has ended well. A group runs from one commit, the one that was checked out when its
+first run began, in a clone of its own, so that later changes of the library do not
+reach it. Checkpoints stay in the folder of runs (TRANSFORMER_LIB_RUNS; else in the
+user's cache, which outlives a checkout); queue.log there has one line for each start
+and end. On a GPU: --device cuda -j 12.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pathlib import Path
 from transformer_lib.text import cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "evidence" / "runs"
+KEPT = Path(os.environ.get("TRANSFORMER_LIB_EVIDENCE", ROOT / "evidence" / "runs"))
 COMMAND = """import sys
 from transformer_lib.command_line import main
 sys.exit(main())"""

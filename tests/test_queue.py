@@ -1,0 +1,138 @@
+"""The queue of long runs: each run once, stopped and gone on with, the same results."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from transformer_lib.ablations import ROWS
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOL = ROOT / "book" / "_tools" / "queue_runs.py"
+PREDICTED = tomllib.loads((ROOT / "evidence/table3-predictions.toml").read_text("utf-8"))
+
+TABLE = """
+[[group]]
+name = "test-queue"
+run = "{row}-{seed}"
+each = { seed = [0], row = ["base", "C-N2"] }
+command = '''transformer-lib ablate "%s" --rows {row} --seeds {seed}
+  --sentences 10 --device {device} --out {runs}/rows'''
+result = "{runs}/rows/{row}-{seed}.json"
+"""
+RECIPE = """
+name = "tiny"
+corpus = "grammar-en-de"
+vocab_size = 350
+max_pairs = 600
+max_length = 40
+max_tokens = 300
+max_steps = 24
+warmup = 10
+validate_every = 3
+keep_last = 0
+[model]
+d_model = 64
+num_heads = 8
+num_layers = 3
+d_ff = 64
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A queue of two tiny runs, and what is needed to start it."""
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    (tmp_path / "queue.toml").write_text(TABLE % (tmp_path / "tiny.toml"))
+    return tmp_path
+
+
+def start(place, runs, *words):
+    env = os.environ | {
+        "TRANSFORMER_LIB_RUNS": str(place / runs),
+        "TRANSFORMER_LIB_EVIDENCE": str(place / f"{runs}-kept"),
+    }
+    command = [sys.executable, str(TOOL), "--queue", str(place / "queue.toml"), "--here"]
+    return subprocess.Popen([*command, *words], env=env, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+
+
+def results(place, runs):
+    kept = sorted((place / f"{runs}-kept" / "test-queue").glob("*.json"))
+    found = {path.name: json.loads(path.read_text("utf-8")) for path in kept}
+    for record in found.values():
+        for name in ("seconds", "environment"):
+            del record[name]
+    return found
+
+
+def test_stopped_at_random_moments_the_results_are_the_same(place):
+    whole = start(place, "whole", "-j", "1")
+    said = whole.communicate(timeout=600)[0]
+    assert whole.returncode == 0 and "2 of 2 runs are done" in said, said
+    rng, kinds = random.Random(5), [signal.SIGTERM, signal.SIGINT]
+    for kind in kinds:
+        queue = start(place, "stopped", "-j", "2")
+        time.sleep(rng.uniform(4, 9))
+        queue.send_signal(kind)
+        queue.communicate(timeout=60)
+    last = start(place, "stopped", "-j", "2")
+    said = last.communicate(timeout=600)[0]
+    assert last.returncode == 0, said
+    assert results(place, "stopped") == results(place, "whole")
+    assert set(results(place, "whole")) == {"base-0.json", "C-N2-0.json"}
+    log = (place / "stopped" / "queue.log").read_text("utf-8").splitlines()
+    assert sum(" done " in line for line in log) == 2
+    assert all("perplexity" in line for line in log if " done " in line)
+
+
+def test_a_run_that_fails_is_said_and_keeps_nothing(place):
+    queue = place / "queue.toml"
+    queue.write_text(queue.read_text().replace('"C-N2"', '"no-such-row"'))
+    done = start(place, "failed", "-j", "2")
+    said = done.communicate(timeout=600)[0]
+    assert done.returncode == 1 and "no-such-row-0" in said and "FAILED" in said
+    assert set(results(place, "failed")) == {"base-0.json"}
+    words = place / "failed" / "words" / "test-queue.no-such-row-0.log"
+    assert "rows ['no-such-row'] are unknown" in words.read_text("utf-8")
+
+
+def test_list_says_what_is_left(place):
+    said = start(place, "listed", "--list").communicate(timeout=60)[0].splitlines()
+    assert [line.split() for line in said] == [
+        ["test-queue", "base-0", "-"], ["test-queue", "C-N2-0", "-"]
+    ]  # fmt: skip
+    wrong = start(place, "listed", "no-such-group")
+    assert "no group 'no-such-group'" in wrong.communicate(timeout=60)[0]
+    assert wrong.returncode == 1
+
+
+def test_the_predictions_are_of_rows_and_signs_of_the_paper():
+    """A claim: a row with at least 0.035 in log perplexity, and the paper's sign."""
+    base = ROWS["base"].perplexity
+    for key, sign in PREDICTED["claims"].items():
+        effect = math.log(ROWS[key].perplexity / base)
+        assert abs(effect) >= 0.035 and sign == math.copysign(1, effect), key
+    for key in PREDICTED["equal"]["rows"]:
+        assert abs(math.log(ROWS[key].perplexity / base)) < 0.035, key
+    named = {"base", *PREDICTED["claims"], *PREDICTED["equal"]["rows"]}
+    assert named | set(PREDICTED["ours"]) == set(ROWS)
+
+
+def test_every_predicted_row_is_in_the_queue_often_enough():
+    groups = tomllib.loads((ROOT / "evidence/queue.toml").read_text("utf-8"))["group"]
+    seeds = {}
+    for group in (g for g in groups if g["name"] == "table3"):
+        for row in group["each"]["row"]:
+            seeds.setdefault(row, set()).update(group["each"]["seed"])
+    assert set(seeds) == set(ROWS)
+    assert len(seeds["base"]) >= 4 and len(seeds["D-ls0.0"]) >= 4
+    assert all(len(seeds[row]) >= 2 for row in PREDICTED["claims"])
