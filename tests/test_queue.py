@@ -17,7 +17,8 @@ from transformer_lib.ablations import ROWS
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "book" / "_tools" / "queue_runs.py"
-PREDICTED = tomllib.loads((ROOT / "evidence/table3-predictions.toml").read_text("utf-8"))
+EVIDENCE = ROOT / "transformer_lib" / "evidence"
+PREDICTED = tomllib.loads((EVIDENCE / "table3-predictions.toml").read_text("utf-8"))
 
 TABLE = """
 [[group]]
@@ -60,9 +61,11 @@ def start(place, runs, *words):
         "TRANSFORMER_LIB_RUNS": str(place / runs),
         "TRANSFORMER_LIB_EVIDENCE": str(place / f"{runs}-kept"),
     }
-    command = [sys.executable, str(TOOL), "--queue", str(place / "queue.toml"), "--here"]
-    return subprocess.Popen([*command, *words], env=env, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    command = [sys.executable, str(TOOL), "--queue", str(place / "queue.toml")]
+    return subprocess.Popen(
+        [*command, "--here", *words], env=env, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
 
 
 def results(place, runs):
@@ -128,7 +131,7 @@ def test_the_predictions_are_of_rows_and_signs_of_the_paper():
 
 
 def test_every_predicted_row_is_in_the_queue_often_enough():
-    groups = tomllib.loads((ROOT / "evidence/queue.toml").read_text("utf-8"))["group"]
+    groups = tomllib.loads((EVIDENCE / "queue.toml").read_text("utf-8"))["group"]
     seeds = {}
     for group in (g for g in groups if g["name"] == "table3"):
         for row in group["each"]["row"]:

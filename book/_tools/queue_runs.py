@@ -1,16 +1,17 @@
 """Work through the long runs in their order; stopped at any moment, it goes on later.
 
-    python book/_tools/queue_runs.py                      all of evidence/queue.toml
+    python book/_tools/queue_runs.py                      the whole queue
     python book/_tools/queue_runs.py table3 parser -j 2   these groups, two at a time
     python book/_tools/queue_runs.py --list               what is done and what is left
 
-Each group of evidence/queue.toml is one command with a value for every name in braces.
-A run is done when its result is in evidence/runs; it is copied there when the command
-has ended well. A group runs from one commit, the one that was checked out when its
-first run began, in a clone of its own, so that later changes of the library do not
-reach it. Checkpoints stay in the folder of runs (TRANSFORMER_LIB_RUNS; else in the
-user's cache, which outlives a checkout); queue.log there has one line for each start
-and end. On a GPU: --device cuda -j 12.
+The queue is queue.toml among the records in transformer_lib/evidence. Each group of it
+is one command, run with each value for the names in braces. A run is done when its
+result is in runs/ beside the queue; it is copied there when the command has ended well.
+A group runs from one commit, the one checked out when its first run began, in a
+clone of its own, so that later changes of the library do not reach it. Checkpoints stay
+in the folder of runs (TRANSFORMER_LIB_RUNS; else in the user's cache, which outlives a
+checkout); queue.log there has one line for each start and end. On a GPU:
+--device cuda -j 12.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from pathlib import Path
 from transformer_lib.text import cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = Path(os.environ.get("TRANSFORMER_LIB_EVIDENCE", ROOT / "evidence" / "runs"))
+EVIDENCE = ROOT / "transformer_lib" / "evidence"
+KEPT = Path(os.environ.get("TRANSFORMER_LIB_EVIDENCE", EVIDENCE / "runs"))
 COMMAND = """import sys
 from transformer_lib.command_line import main
 sys.exit(main())"""
@@ -209,7 +211,7 @@ def main() -> int:
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--threads", type=int, default=1, help="of each process (1)")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--queue", type=Path, default=ROOT / "evidence" / "queue.toml")
+    parser.add_argument("--queue", type=Path, default=EVIDENCE / "queue.toml")
     parser.add_argument("--list", action="store_true", help="only say what is left")
     parser.add_argument("--here", action="store_true",
                         help="run the code as it stands here, not from a commit")
