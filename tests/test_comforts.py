@@ -21,6 +21,8 @@ def test_equations_and_figures_are_numbered(name):
     figures = re.findall(number, page.html)
     assert figures == [f"Figure {chapter}.{i}" for i in range(1, len(figures) + 1)]
     assert bool(pictures) == bool(figures)
+    above = r'<img (?:(?!<img|class="output).)*class="figure-number"'
+    assert len(re.findall(above, page.html, re.DOTALL)) == len(figures)
 
 
 @pytest.mark.parametrize("name", CHAPTERS)

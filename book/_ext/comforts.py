@@ -44,12 +44,13 @@ def number_figures(app, doctree):
     for output in doctree.findall(nodes.container):
         if output.get("nb_element") != "cell_code_output":
             continue
-        if any(True for _ in output.findall(nodes.image)):
+        drawn = [part for part in output if list(part.findall(nodes.image))]
+        if drawn:
             i += 1
             number = f"Figure {chapter}.{i}"
             words = nodes.paragraph("", number, classes=["figure-number"])
             words["ids"] = [f"figure-{chapter}-{i}"]
-            output += words
+            output.insert(output.index(drawn[-1]) + 1, words)  # before printed text
 
 
 # --- definitions ---------------------------------------------------------------------
