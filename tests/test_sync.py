@@ -34,3 +34,16 @@ def test_a_chapter_depends_on_what_its_modules_import(monkeypatch):
     assert decoder == {"decoder.py", "encoder.py", "multihead.py", "attention.py"}
     checks = modules("from transformer_lib.exercises.objective import check_schedule")
     assert {"exercises/check.py", "objective.py"} <= checks
+
+
+def test_the_page_names_what_a_chapter_ran_on(monkeypatch):
+    """The welcome page says that it stands under each chapter's title."""
+    monkeypatch.syspath_prepend(ROOT / "book" / "_tools")
+    import run_notebooks
+
+    monkeypatch.setenv("TRANSFORMER_LIB_SCALE", "small")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    said = run_notebooks.device()
+    assert said.startswith("3 CPU threads") and run_notebooks.processor() in said
+    monkeypatch.setattr(run_notebooks, "processor", lambda: "")
+    assert run_notebooks.device() == "3 CPU threads"

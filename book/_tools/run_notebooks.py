@@ -21,6 +21,7 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -226,7 +227,18 @@ def device() -> str:
         if names[0].strip():
             return names[0].strip()
     threads = int(os.environ["OMP_NUM_THREADS"])
-    return "one CPU thread" if threads == 1 else f"{threads} CPU threads"
+    words = "one CPU thread" if threads == 1 else f"{threads} CPU threads"
+    return f"{words} ({name})" if (name := processor()) else words
+
+
+def processor() -> str:
+    """What the processor calls itself; nothing where it does not say."""
+    with contextlib.suppress(OSError):
+        told = Path("/proc/cpuinfo").read_text("utf-8")
+        if found := re.search(r"(?m)^model name\s*:\s*(\S.*)$", told):
+            name = re.sub(r"\((R|TM)\)|\bCPU\b|@.*", " ", found[1])
+            return " ".join(name.split())
+    return platform.processor()
 
 
 # --- running ---------------------------------------------------------------
