@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -28,6 +29,7 @@ from transformer_lib.decoding import (
     beam_search,
     greedy_decode,
 )
+from transformer_lib.evaluation import Translator
 from transformer_lib.exercises.serving import (
     check_in_8_bits,
     check_normalize,
@@ -596,7 +598,7 @@ def test_ctranslate2_has_no_place_for_odd_heads(tmp_path):
     with pytest.raises(ValueError, match="CTranslate2 has no place for d_k=5"):
         export_ctranslate2(model, tokenizer, tmp_path / "it")
     with pytest.raises(ValueError, match="kind='int4': must be \"float32\""):
-        export_ctranslate2(model, tokenizer, tmp_path / "it", "int4")
+        export_ctranslate2(*small_model(), tmp_path / "it", "int4")
     with pytest.raises(ValueError, match="is no export for CTranslate2"):
         CTranslate2Model(tmp_path)
 
@@ -611,10 +613,71 @@ def engine(tmp_path_factory):
 def test_one_line_for_each_line(engine):
     """Nothing, spaces, and far more than any position the engine knows."""
     lines = ["Where is the station?", "", "   ", "I am here. " * 700, "🙂"]
-    found = engine(lines)
+    with warnings.catch_warnings(record=True):
+        found = engine(lines)
     assert len(found) == len(lines) and engine([]) == []
     assert found[0] == "Wo ist der Bahnhof?" and found[1] == found[2] == ""
+    assert found[3] == " ".join(engine(["I am here."]) * 700) and found[4] == "🙂"
     assert found[:1] == engine(lines[:1])
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory):
+    """The model that ships with float32 weights in CTranslate2, and as it is."""
+    shipped = load_pretrained("tatoeba-en-de")
+    folder = tmp_path_factory.mktemp("exact") / "it"
+    export_ctranslate2(*shipped[:2], folder, about=shipped[2])
+    return CTranslate2Model(folder), Translator(*shipped)
+
+
+MANY = [f"I have {i} brothers. Where is the station?" for i in range(15)]
+ODD = [
+    " ".join(MANY), "", " \t ", "😀 😀", "日本語の文です。", "I love you 😀.",
+    "a\u2028b",
+    "It rained, so we stayed at home, read books, and slept. " * 40, "." * 3000,
+    "we went out and " * 80, "\x00 a bell \a", "One. Two! Three? Four", "x" * 700,
+]  # fmt: skip
+
+
+def test_odd_text_goes_the_way_of_the_translator(exact):
+    """Split, cut, copied, told: alike, and word for word where both are greedy."""
+    engine, translator = exact
+    assert engine.max_length == translator.max_length
+    told = [], []
+    found = engine(ODD, beam_size=1, tell=told[0].append)
+    assert found == translator(ODD, beam_size=1, tell=told[1].append)
+    assert told[0] == told[1] and len(told[0]) == 2
+    assert len(engine.decode([[9, 8, 7]], beam_size=1)) == 1
+    text = "\r\n".join(ODD[:6])
+    assert engine(text, beam_size=1, tell=told[0].append) == "\n".join(found[:6])
+    with pytest.warns(UserWarning, match="line 1 is mostly .* copied"):
+        assert engine("😀 😀") == "😀 😀"
+
+
+def test_scores_of_the_engine_are_log_probabilities(exact):
+    engine, translator = exact
+    rows = translator.tokenizer.encode_all(sentences(5))
+    best = [found[0] for found in engine.decode(rows)]
+    wanted = engine.token_scores(rows, [one.ids for one in best])
+    for one, scores in zip(best, wanted, strict=True):
+        assert one.log_prob == pytest.approx(sum(scores), abs=1e-2)
+
+
+@pytest.mark.parametrize("beam_size", [0, 100_000])
+def test_beams_that_are_none(exact, exported, beam_size):
+    for run in (exact[0], exported[2]):
+        with pytest.raises(ValueError, match=f"beam_size={beam_size}: must be from 1"):
+            run("a dog", beam_size=beam_size)
+
+
+def test_the_length_of_the_training_is_exported(tmp_path):
+    model, tokenizer = small_model()
+    for about, wanted in ({}, 128), ({"recipe": {"max_length": 9}}, 9):
+        folder = export_ctranslate2(model, tokenizer, tmp_path / "it", about=about)
+        assert CTranslate2Model(folder).max_length == wanted
+    folders = serving.export(model, tokenizer, tmp_path / "all", {"max_length": 11})
+    for kind in ("ctranslate2", "ctranslate2-int8"):
+        assert CTranslate2Model(folders[kind]).max_length == 11
 
 
 @pytest.mark.parametrize("changes, telling", [
@@ -644,9 +707,12 @@ def test_other_numbers_are_refused(tmp_path, write, kind):
         write(model.to(kind), tokenizer, tmp_path / "it")
 
 
-def test_threads_of_ctranslate2(tmp_path):
-    with pytest.raises(ValueError, match="threads=-1: must be 1 or more"):
-        CTranslate2Model(tmp_path, threads=-1)
+@pytest.mark.parametrize("open_model", [CTranslate2Model, OnnxModel])
+@pytest.mark.parametrize("threads", [-1, 0, 257, 100_000])
+def test_threads_that_no_machine_has(tmp_path, open_model, threads):
+    """CTranslate2 would end the program at 100,000, before a word is said."""
+    with pytest.raises(ValueError, match=f"threads={threads}: must be from 1 to 256"):
+        open_model(tmp_path, threads=threads)
 
 
 # --- one command ----------------------------------------------------------------------
@@ -750,10 +816,10 @@ def serving_with(translate):
 def served():
     """A server that says sentences backwards."""
 
-    def translate(texts):
-        if "fail" in texts:
+    def translate(lines, tell):
+        if "fail" in lines:
             raise RuntimeError("no memory")
-        return [text[::-1] for text in texts]
+        return [line[::-1] for line in lines]
 
     with serving_with(translate) as ask:
         yield ask
@@ -761,6 +827,7 @@ def served():
 
 @pytest.mark.parametrize("text, answer", [
     ("Grüße", ["eßürG"]), (["ab", "☕ c"], ["ba", "c ☕"]), ([], []), ("", [""]),
+    ("ab\n\ncd\n", ["ba\n\ndc\n"]), (["ab\ncd", "", "ef"], ["ba\ndc", "", "fe"]),
 ])  # fmt: skip
 def test_a_server_answers(served, text, answer):
     body = json.dumps({"text": text}).encode()
@@ -796,11 +863,11 @@ def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
     monkeypatch.setattr(serving.TranslationHandler, "timeout", 0.2)
     asked, gone = threading.Event(), threading.Event()
 
-    def translate(texts):
-        if texts == ["slow"]:
+    def translate(lines, tell):
+        if lines == ["slow"]:
             asked.set()
             gone.wait(60)
-        return texts * 10**5
+        return [line * 10**5 for line in lines]
 
     server = serving.translation_server(translate)
     server.daemon_threads = False  # so that server_close waits for them
@@ -813,12 +880,57 @@ def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
         linger = struct.pack("ii", 1, 0)  # what is closed so is reset
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     gone.set()
+    for sent in (b"", b"POST /tr", head % 100 + b"{"):  # gone before all is said
+        with socket.create_connection(server.server_address) as one:
+            one.sendall(sent)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     with socket.create_connection(server.server_address, timeout=60) as one:
         one.sendall(head % 100 + b"{")
         assert one.recv(100) == b""
     server.shutdown()
     server.server_close()
     assert capsys.readouterr().err == ""
+
+
+def test_other_mistakes_of_a_server_are_shown(capsys):
+    server = serving.translation_server(list)
+    try:
+        raise RuntimeError("a mistake of ours")
+    except RuntimeError:
+        server.handle_error(None, ("127.0.0.1", 1))
+    server.server_close()
+    assert "RuntimeError: a mistake of ours" in capsys.readouterr().err
+
+
+def raw(address, request):
+    """Status line, headers and body of the answer to some bytes."""
+    with socket.create_connection(address, timeout=60) as one:
+        one.sendall(request)
+        answer = b"".join(iter(lambda: one.recv(2**16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *headers = head.decode().split("\r\n")
+    return status, dict(line.split(": ", 1) for line in headers), body
+
+
+def test_other_methods():
+    server = serving.translation_server(list)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for path in ("/", "/x"):
+        asked = [b"%s %s HTTP/1.1\r\n\r\n" % (method, path.encode())
+                 for method in (b"GET", b"HEAD")]  # fmt: skip
+        got, head = (raw(server.server_address, request) for request in asked)
+        assert head[0] == got[0] and head[2] == b""
+        assert int(head[1]["Content-Length"]) == len(got[2]) > 0
+    status, headers, body = raw(
+        server.server_address, b"GET /translate HTTP/1.1\r\n\r\n"
+    )
+    assert " 405 " in status and headers["Allow"] == "POST" and b"POST" in body
+    for request, code in ((b"BREW /", " 501 "), (b"GET /" + b"x" * 70_000, " 414 ")):
+        request += b" HTTP/1.1\r\n\r\n"
+        status, headers, body = raw(server.server_address, request)
+        assert code in status and "error" in json.loads(body)
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_port_that_is_none():
@@ -840,6 +952,46 @@ def test_many_ask_at_once(engine):
     wanted = [(200, {"translations": engine([text])}) for text in texts]
     with serving_with(engine) as ask, ThreadPoolExecutor(8) as people:
         assert list(people.map(lambda body: ask(body=body), bodies)) == wanted
+
+
+def test_five_hundred_come_before_the_first_is_served(engine):
+    """All of them are let in and answered, each with its own."""
+    texts = [f"I have {i} brothers." for i in range(500)]
+    server = serving.translation_server(functools.partial(engine, beam_size=1))
+    head = b"POST /translate HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        people = []
+        for text in texts:
+            one = socket.create_connection(server.server_address, timeout=2)
+            people.append(stack.enter_context(one))
+            body = json.dumps({"text": text}).encode()
+            one.sendall(head % len(body) + body)
+            one.settimeout(120)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answers = [b"".join(iter(lambda one=one: one.recv(2**16), b""))
+                   for one in people]  # fmt: skip
+    server.shutdown()
+    server.server_close()
+    found = [json.loads(answer.partition(b"\r\n\r\n")[2]) for answer in answers]
+    wanted = engine(texts, beam_size=1)
+    assert [one["translations"] for one in found] == [[text] for text in wanted]
+
+
+def test_a_server_loses_no_text(exact):
+    """A page, a second line, emoji: as the translator says it, and what was copied."""
+    engine, translator = exact
+    told = []
+    wanted = translator(ODD, beam_size=1, tell=told.append)
+    with serving_with(functools.partial(engine, beam_size=1)) as ask:
+        status, content = ask(body=json.dumps({"text": ODD}).encode())
+        assert (status, content) == (200, {"translations": wanted, "notes": told})
+        text = "\n".join([*MANY, "", "😀 😀"])
+        content = ask(body=json.dumps({"text": text}).encode())[1]
+    found = content["translations"][0].split("\n")
+    assert found == translator([*MANY, "", "😀 😀"], beam_size=1, tell=print)
+    assert content["notes"] == [
+        "line 17 is mostly characters that the model has not learned: copied"
+    ]
 
 
 # --- exercises ------------------------------------------------------------------------

@@ -303,10 +303,10 @@ def needs(*packages: str) -> None:
 def run_serve(asked: argparse.Namespace) -> None:
     """Answer requests for translations over HTTP."""
     needs("ctranslate2")
+    from transformer_lib.decoding import check_search
     from transformer_lib.serving import CTranslate2Model, translation_server
 
-    if asked.beam_size < 1:
-        raise ValueError(f"--beam-size {asked.beam_size}: must be 1 or more.")
+    check_search(asked.beam_size, alpha=0.6)
     model = CTranslate2Model(asked.folder, asked.threads)
     translate = functools.partial(model, beam_size=asked.beam_size)
     server = translation_server(translate, asked.host, asked.port)

@@ -8,11 +8,11 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/13_e
 __all__ = ['NGRAM_PICTURE', 'NGRAM_STYLE', 'CONTROL', 'END', 'ABBREVIATIONS', 'BYTES', 'METRICS', 'ngrams', 'bleu_counts',
            'bleu_from_counts', 'bleu', 'check_corpus', 'counted_ngrams', 'ngram_figure', 'group_by_length',
            'decode_rows', 'one_line', 'split_sentences', 'cut_text', 'is_foreign', 'Cut', 'cut_line', 'Candidate',
-           'join_parts', 'translate_lines', 'Translator', 'each_line', 'notes_on', 'join_lines', 'read_ahead',
-           'groups_of_lines', 'translate', 'Score', 'corpus_score', 'sacre_bleu', 'tokens_13a', 'sentence_bleu',
-           'split_at_hyphens', 'tokenized_bleu', 'chrf_counts', 'chrf_from_counts', 'chrf', 'sentence_counts',
-           'score_counts', 'draws', 'middle', 'Interval', 'bootstrap_interval', 'Comparison', 'paired_bootstrap',
-           'perplexity', 'evaluate', 'scores_of']
+           'join_parts', 'translate_lines', 'Translator', 'trained_length', 'each_line', 'notes_on', 'join_lines',
+           'read_ahead', 'groups_of_lines', 'translate', 'Score', 'corpus_score', 'sacre_bleu', 'tokens_13a',
+           'sentence_bleu', 'split_at_hyphens', 'tokenized_bleu', 'chrf_counts', 'chrf_from_counts', 'chrf',
+           'sentence_counts', 'score_counts', 'draws', 'middle', 'Interval', 'bootstrap_interval', 'Comparison',
+           'paired_bootstrap', 'perplexity', 'evaluate', 'scores_of']
 
 # %% ../notebooks/13_evaluation.ipynb #ae895e25
 import math
@@ -504,8 +504,7 @@ class Translator:
         max_length: int | None = None,
     ):
         self.model, self.tokenizer, self.about = model, tokenizer, about or {}
-        known = self.about.get("recipe", {}) | self.about
-        self.max_length = int(max_length or known.get("max_length", 128))
+        self.max_length = max_length or trained_length(self.about)
         self.by_sentence = by_sentence
 
     @classmethod
@@ -605,6 +604,11 @@ class Translator:
             first += len(group)
 
 # %% ../notebooks/13_evaluation.ipynb #8ee03d12
+def trained_length(about: dict) -> int:
+    """Tokens of the longest sentence of a model's training; 128 if no record says."""
+    return int((about.get("recipe", {}) | about).get("max_length", 128))
+
+
 def each_line(sentences: str | Iterable[str], first_line: int = 1) -> Iterator[str]:
     """The lines of a text, or each of these lines.
 
