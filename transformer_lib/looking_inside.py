@@ -11,7 +11,7 @@ __all__ = ['KINDS', 'See', 'SIGNS', 'VIEW_STYLE', 'VIEW_SCRIPT', 'DIGITS', 'ALIG
            'word_groups', 'join_labels', 'merge_words', 'by_words', 'pack', 'heat_map_svg', 'AttentionView', 'aligned',
            'links', 'alignment_error_rate', 'read_aligned', 'encode_pairs', 'sign_ids', 'row_statistics',
            'head_statistics', 'clause_words', 'relation_sentence', 'words_of', 'most_attended', 'split_verbs',
-           'possessives', 'plot_links', 'zeroed', 'uniform', 'shuffled', 'altered', 'token_log_probs',
+           'possessives', 'link_gains', 'plot_links', 'zeroed', 'uniform', 'shuffled', 'altered', 'token_log_probs',
            'loss_and_choices', 'weigh_heads', 'record_heads', 'rank_correlation', 'effect_of_words']
 
 # %% ../notebooks/18_looking_inside.ipynb #012e2c95
@@ -896,6 +896,31 @@ def possessives(tokenizer: Tokenizer, sentences: Iterable[str]) -> Cases:
         if len(owners) == 1 and words[owners[0]] in OWNERS[words[j]]:
             found.append((sentence, j, owners[0]))
     return found
+
+# %% ../notebooks/18_looking_inside.ipynb #7f1510f8
+def link_gains(
+    looked: Sequence[Tensor], cases: Sequence[tuple[str, int, int]]
+) -> dict[str, Tensor]:
+    """How often heads link two words, beside how often other words make that link.
+
+    Args:
+        looked: For each sentence what `most_attended` gave, int64 (L, H, words).
+        cases: For each (sentence, place a, place b), as `split_verbs` gives them.
+
+    Returns:
+        Each of shape (L, H): "link", the share of sentences in which a attends most to
+        b; "control", the mean share of the other words that do; "gain", their
+        difference; "error", its standard error over the sentences.
+    """
+    link, control = [], []
+    for best, (_, a, b) in zip(looked, cases, strict=True):
+        others = [q for q in range(best.shape[-1]) if q not in (a, b)]
+        link.append((best[..., a] == b).float())
+        control.append((best[..., others] == b).float().mean(dim=-1))
+    link, control = torch.stack(link), torch.stack(control)  # (cases, L, H)
+    error = (link - control).std(dim=0) / len(cases) ** 0.5
+    means = {"link": link.mean(dim=0), "control": control.mean(dim=0)}
+    return means | {"gain": means["link"] - means["control"], "error": error}
 
 # %% ../notebooks/18_looking_inside.ipynb #15afcd44
 def plot_links(
