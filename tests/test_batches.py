@@ -457,6 +457,29 @@ def test_prepare_takes_a_sample_of_the_pairs(text, tmp_path):
         prepare(text, tmp_path / "a", 300, max_pairs=99)
 
 
+def test_further_copies_are_cut_anew_and_say_the_same(text, tmp_path):
+    """Each copy decodes to the same sentences; the seed repeats the cuts to the bit."""
+    plain = prepare(text, tmp_path / "plain", 300)
+    drawn = prepare(text, tmp_path / "drawn", 300, sample=0.3, copies=3)
+    again = prepare(text, tmp_path / "again", 300, sample=0.3, copies=3)
+    assert drawn.tokenizer.model == plain.tokenizer.model
+    assert np.array_equal(drawn.train.tgt, again.train.tgt)
+    assert np.array_equal(drawn.valid.tgt, plain.valid.tgt)
+    n = len(plain.train)
+    assert len(drawn.train) == 3 * n and drawn.data["train_pairs"] == n
+    assert drawn.data["sha256"] == plain.data["sha256"]
+    copies = [[drawn.train[k * n + i] for i in range(n)] for k in range(3)]
+    assert all(np.array_equal(a[0], plain.train[i][0]) for i, a in enumerate(copies[0]))
+    differ = 0
+    for i in range(n):
+        said = {tuple(map(drawn.tokenizer.decode, map(list, c[i]))) for c in copies}
+        assert len(said) == 1
+        differ += len({tuple(c[i][1]) for c in copies}) > 1
+    assert differ > n / 2
+    with pytest.raises(ValueError, match="sample=2: must be from 0 to 1"):
+        prepare(text, tmp_path / "no", 300, sample=2)
+
+
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_prepare_is_the_same_for_any_threads_and_pieces(
     kind, text, tmp_path, monkeypatch

@@ -8,9 +8,9 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/09_b
 __all__ = ['NO_ROOM', 'ARRAYS', 'TokenPairs', 'id_type', 'flatten', 'tokenize_pairs', 'Batch', 'pad', 'gather', 'make_batch',
            'fill', 'plan_batches', 'batches', 'join_pairs', 'whole_folder', 'part_of', 'is_free', 'hold_part', 'lock',
            'same_folder', 'put_in_place', 'write_meta', 'save_pairs', 'load_pairs', 'PairStream', 'within', 'pieces_of',
-           'npy_header', 'PairWriter', 'sample_pairs', 'write_split', 'tokenize_piece', 'why_not', 'data_checksum',
-           'file_record', 'input_sizes', 'write_prepared', 'write_data', 'Prepared', 'load_prepared', 'read_data',
-           'what_is_wrong', 'prepare', 'check_settings', 'found_prepared']
+           'npy_header', 'PairWriter', 'sample_pairs', 'write_split', 'tokenize_piece', 'redrawn', 'why_not',
+           'data_checksum', 'file_record', 'input_sizes', 'write_prepared', 'write_data', 'Prepared', 'load_prepared',
+           'read_data', 'what_is_wrong', 'prepare', 'check_settings', 'found_prepared']
 
 # %% ../notebooks/09_batches.ipynb #420edf86
 import errno
@@ -28,6 +28,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
+import sentencepiece
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -679,12 +680,13 @@ def write_split(
         pairs: The stream.
         tokenizer: What cuts it.
         path: The folder; it must not exist.
-        settings: max_length in tokens, max_words or None.
+        settings: max_length in tokens, max_words or None; perhaps sample and copies.
         threads: Threads that tokenize.
         bar: A progress bar.
 
     Returns:
-        Pairs read and kept, what was left out, tokens, and the text's SHA-256.
+        Pairs read and kept, what was left out, tokens (of all copies), and the
+        text's SHA-256.
     """
     count = {"read": 0, "kept": 0, "left_out": {}, "first_left_out": {}}
     text, writer = hashlib.sha256(), PairWriter(path, tokenizer.vocab_size)
@@ -693,12 +695,14 @@ def write_split(
             lines = ("\n" if count["read"] else "") + "\n".join(map("\t".join, piece))
             text.update(lines.encode(errors="replace"))
             kept = tokenize_piece(piece, tokenizer, settings, threads, count)
-            writer.add([source for source, _ in kept], [target for _, target in kept])
+            count["kept"] += len(kept)
+            for rows in (kept, *redrawn(piece, tokenizer, settings)):
+                writer.add([row[0] for row in rows], [row[1] for row in rows])
             bar.update(len(piece))
         writer.finish()
     finally:
         writer.close()
-    count |= {"kept": writer.sizes["src_offsets"] - 1, "sha256": text.hexdigest()}
+    count["sha256"] = text.hexdigest()
     return count | {f"{side}_tokens": writer.sizes[side] for side in ("src", "tgt")}
 
 # %% ../notebooks/09_batches.ipynb #d603137c
@@ -719,6 +723,16 @@ def tokenize_piece(
         else:
             kept.append(ids)
     return kept
+
+
+def redrawn(piece: list, tokenizer: Tokenizer, settings: dict) -> Iterator[list]:
+    """The further copies of some pairs, each cut anew at random."""
+    sample = settings.get("sample", 0.0)
+    for _ in range(settings.get("copies", 1) - 1):
+        sides = ([pair[side] for pair in piece] for side in (0, 1))
+        rows = zip(*(tokenizer.encode_all(s, 1, sample) for s in sides), strict=True)
+        both = zip(piece, rows, strict=True)
+        yield [ids for pair, ids in both if not why_not(pair, ids, settings)]
 
 
 def why_not(pair: tuple, ids: tuple, settings: dict) -> str:
@@ -777,12 +791,15 @@ def write_prepared(
         tokenizer = Tokenizer.train(sides, settings["vocab_size"], settings["kind"])
         del sample
     tokenizer.save(part / "tokenizer.model")
+    sentencepiece.set_random_generator_seed(settings["seed"])
+    once = settings | {"sample": 0.0, "copies": 1}
     data = {"format": 1, "corpus": corpus, "settings": settings}
     data["input_sizes"] = input_sizes(corpus)
     with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
         for split, stream in streams.items():
+            how = settings if split == "train" else once
             data[split] = write_split(
-                texts[split], tokenizer, part / split, settings, threads, bar
+                texts[split], tokenizer, part / split, how, threads, bar
             ) | stream.about()
     write_data(part, data)
 
@@ -902,6 +919,8 @@ def prepare(
     show: bool = False,
     sample_size: int = 200_000,
     max_pairs: int | None = None,
+    sample: float = 0.0,
+    copies: int = 1,
 ) -> Prepared:
     """Turn a corpus into a folder of token pairs, in constant memory.
 
@@ -923,6 +942,9 @@ def prepare(
         sample_size: Pairs to learn the vocabulary from, at most.
         max_pairs: Train on a random sample of so many pairs, which is held in memory;
             None for all.
+        sample: Subword regularization of the training text, as for Tokenizer.encode:
+            the copies after the first are cut at random.
+        copies: How often each training pair is written; one epoch reads all copies.
 
     Raises:
         ValueError: If a setting is wrong, no pair is left, the folder was prepared
@@ -933,7 +955,8 @@ def prepare(
     folder = Path(folder)
     settings = {"vocab_size": vocab_size, "kind": kind, "max_length": max_length,
                 "max_words": max_words, "seed": seed, "sample_size": sample_size,
-                "max_pairs": max_pairs}  # fmt: skip
+                "max_pairs": max_pairs, "sample": sample,
+                "copies": copies}  # fmt: skip
     check_settings(settings, threads)
     if tokenizer:
         settings["vocab_size"] = tokenizer.vocab_size
@@ -949,8 +972,11 @@ def prepare(
 
 # %% ../notebooks/09_batches.ipynb #a257b899
 def check_settings(settings: dict, threads: int | None) -> None:
-    """Refuse numbers below 1."""
-    numbers = {k: v for k, v in settings.items() if k not in ("kind", "seed")}
+    """Refuse numbers below 1, and a share that is none."""
+    if not 0 <= settings["sample"] <= 1:
+        raise ValueError(f"sample={settings['sample']}: must be from 0 to 1.")
+    other = ("kind", "seed", "sample")
+    numbers = {k: v for k, v in settings.items() if k not in other}
     for name, value in (numbers | {"threads": threads}).items():
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: must be at least 1.")

@@ -213,6 +213,8 @@ class Recipe:
         max_length: Longest side of a pair, in tokens.
         max_words: Longest side of a pair, in words; None for no limit.
         max_pairs: Train on a random sample of so many pairs; None for all.
+        sample: Subword regularization of the training text, from 0 to 1.
+        copies: How often each pair is cut; an epoch reads all of these.
         max_tokens: Token budget of a batch, for source and for target.
         accumulate: Batches whose gradients are summed for one update.
         max_steps: Updates.
@@ -242,6 +244,8 @@ class Recipe:
     max_length: int = 128
     max_words: int | None = None
     max_pairs: int | None = None
+    sample: float = 0.0
+    copies: int = 1
     max_tokens: int = 4096
     accumulate: int = 1
     max_steps: int = 1000
@@ -318,6 +322,7 @@ def find_recipe(name_or_path: str | Path):
 WHOLE = {
     "vocab_size": 8, "max_length": 1, "max_tokens": 2, "accumulate": 1, "max_steps": 1,
     "warmup": 1, "seed": 0, "validate_every": 1, "dropout_after": 0, "keep_last": 0,
+    "copies": 1,
 }  # fmt: skip
 CHOICES = {"kind": ("bpe", "unigram"), "precision": ("float32", "bfloat16")}
 LARGEST = 10**9  # of any whole number in a recipe
@@ -355,6 +360,7 @@ def check_recipe(recipe: Recipe) -> None:
     must(recipe, "factor", lambda v: is_real(v) and v > 0, "a number above 0")
     for name in ("clip", "joined"):
         must(recipe, name, lambda v: is_real(v) and v >= 0, "a number, 0 or more")
+    must(recipe, "sample", lambda v: is_real(v) and 0 <= v <= 1, "from 0 to 1")
     must(recipe, "start_from", lambda v: isinstance(v, str), "the name of a model")
     must(recipe, "epsilon", lambda v: is_real(v) and 0 <= v < 1,
          "a number, 0 or more and below 1")  # fmt: skip
@@ -701,7 +707,8 @@ def ready_data(
             known = load_pretrained(recipe.start_from, "cpu")[1]
         prepare(recipe.corpus, folder, recipe.vocab_size, recipe.kind,
                 recipe.max_length, known, max_words=recipe.max_words,
-                max_pairs=recipe.max_pairs)  # fmt: skip
+                max_pairs=recipe.max_pairs, sample=recipe.sample,
+                copies=recipe.copies)  # fmt: skip
     ready = load_prepared(folder, verify=True)
     check_prepared(recipe, ready, folder)
     if own.exists() and own.read_bytes() != ready.tokenizer.model:
@@ -719,7 +726,8 @@ def check_prepared(recipe: Recipe, ready: Prepared, folder: Path) -> None:
         ValueError: What the folder has and what the recipe says.
     """
     there = ready.data["settings"]
-    names = ("vocab_size", "kind", "max_length", "max_words", "max_pairs")
+    names = ("vocab_size", "kind", "max_length", "max_words", "max_pairs", "sample",
+             "copies")  # fmt: skip
     for name in names:
         wanted = getattr(recipe, name)
         if there.get(name) != wanted and not (name == "kind" and "tokenizer" in there):
