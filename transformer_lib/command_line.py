@@ -105,7 +105,8 @@ def recipe_asked(asked: argparse.Namespace):
     recipe = Recipe.load(asked.recipe)
     if asked.data:
         data = load_prepared(asked.data).data
-        kept = ("vocab_size", "kind", "max_length", "max_words", "max_pairs")
+        kept = ("vocab_size", "kind", "max_length", "max_words", "max_pairs", "sample",
+                "copies")  # fmt: skip
         prepared = {name: data["settings"].get(name) for name in kept}
         changes = {"corpus": data["corpus"], **prepared, **changes}
     changes["model"] = recipe.model | changes.get("model", {})
