@@ -112,6 +112,10 @@ def test_figures_have_words(path):
         alt = cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")
         if draws:
             assert len(alt) >= 20, f"cell {cell['id']} draws a figure without alt text"
+            caption = cell["metadata"]["mystnb"].get("caption", "")
+            wanted = number(path) <= 7 or number(path) == 19
+            assert len(caption) >= 20 or not wanted, f"{cell['id']} has no caption"
+            assert len(caption) <= 160 and caption[-1:] in ("", "."), caption
 
 
 @each_chapter

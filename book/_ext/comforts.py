@@ -37,7 +37,10 @@ def number_equations(app, doctree):
 
 
 def number_figures(app, doctree):
-    """Pictures that cells drew are Figure 2.1, 2.2, ...; each has an address."""
+    """Pictures that cells drew are Figure 2.1, 2.2, ...; each has an address.
+
+    What to see in it is said by the cell's metadata: `mystnb: {caption: ...}`.
+    """
     if not is_chapter(app.env.docname):
         return
     chapter, i = int(number_of(app.env.docname)), 0
@@ -47,9 +50,12 @@ def number_figures(app, doctree):
         drawn = [part for part in output if list(part.findall(nodes.image))]
         if drawn:
             i += 1
-            number = f"Figure {chapter}.{i}"
-            words = nodes.paragraph("", number, classes=["figure-number"])
+            number = nodes.strong("", f"Figure {chapter}.{i}")
+            words = nodes.paragraph("", "", number, classes=["figure-number"])
             words["ids"] = [f"figure-{chapter}-{i}"]
+            about = output.parent.get("cell_metadata", {}).get("mystnb", {})
+            if caption := about.get("caption"):
+                words += nodes.Text(f"\u2002{caption}")
             output.insert(output.index(drawn[-1]) + 1, words)  # before printed text
 
 
