@@ -12,9 +12,11 @@ from torch import nn
 from transformer_lib.exercises import objective as checks
 from transformer_lib.objective import (
     build_optimizer,
+    chunked_cross_entropy,
     label_smoothed_cross_entropy,
     noam_lr,
 )
+from transformer_lib.speed import peak_bytes
 
 few = settings(max_examples=25)
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 7), st.integers(3, 30))
@@ -166,6 +168,106 @@ def test_loss_refuses(epsilon, target_shape, said):
     target = torch.ones(target_shape, dtype=torch.int64)
     with pytest.raises(ValueError, match=said):
         label_smoothed_cross_entropy(torch.zeros(2, 3, 5), target, epsilon)
+
+
+# --- the chunked loss ---
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.sampled_from([0.0, 0.1, 0.5]),
+       st.integers(0, 99))  # fmt: skip
+@few
+def test_chunks_equal_torchs_loss(N, rows, epsilon, seed):
+    """Value and both gradients, for every way to cut; torch's own is the oracle."""
+    g = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(N, 6, generator=g, dtype=torch.float64, requires_grad=True)
+    table = torch.randn(11, 6, generator=g, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(11, (N,), generator=g)
+    wanted = F.cross_entropy(hidden @ table.T, target, label_smoothing=epsilon)
+    grads = torch.autograd.grad(3 * wanted, (hidden, table))
+    got = chunked_cross_entropy(hidden, table, target, epsilon, rows)
+    torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=1e-5)
+    ours = torch.autograd.grad(3 * got, (hidden, table))
+    for a, b in zip(ours, grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_memory_of_chunks_does_not_grow_with_the_logits():
+    hidden = torch.randn(512, 8, requires_grad=True)
+    table = torch.randn(4000, 8, requires_grad=True)
+    target = torch.randint(4000, (512,))
+
+    def chunks():
+        chunked_cross_entropy(hidden, table, target, rows=32).backward()
+
+    def whole():
+        F.cross_entropy(hidden @ table.T, target, label_smoothing=0.1).backward()
+
+    logits = 4 * 512 * 4000
+    assert peak_bytes(whole) > 2 * logits > 8 * peak_bytes(chunks)
+
+
+def test_no_tokens_no_loss():
+    hidden = torch.zeros(0, 4, requires_grad=True)
+    loss = chunked_cross_entropy(hidden, torch.ones(5, 4), torch.zeros(0, dtype=int))
+    loss.backward()
+    assert loss.item() == 0
+
+
+@pytest.mark.parametrize("arguments", [
+    (torch.zeros(2, 3, 4), torch.zeros(5, 4), torch.zeros(2, 3, dtype=int)),
+    (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2, dtype=int)),
+    (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=int), 0.1, 0),
+])  # fmt: skip
+def test_chunks_refuse(arguments):
+    with pytest.raises(ValueError, match="at least one row"):
+        chunked_cross_entropy(*arguments)
+
+
+@pytest.mark.parametrize(("width", "epsilon", "said"), [
+    (5, 0.1, r"\(V, 3\)"), (3, 1.5, "epsilon=1.5"), (3, math.nan, "epsilon=nan"),
+])  # fmt: skip
+def test_chunks_refuse_a_table_or_epsilon(width, epsilon, said):
+    with pytest.raises(ValueError, match=said):
+        chunked_cross_entropy(torch.ones(2, 3), torch.ones(4, width),
+                              torch.zeros(2, dtype=torch.int64), epsilon)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_chunks_under_autocast_are_near_float32(kind):
+    """Products in 16 bits, the rest in 32; float16 loses no small gradient."""
+    torch.manual_seed(0)
+    states, words = torch.randn(300, 16), torch.randint(1, 900, (300,))
+    weight, found = torch.randn(900, 16) / 4, []
+    for low in (False, True):
+        x, w = states.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", kind, enabled=low):
+            loss = chunked_cross_entropy(x, w, words, 0.1, 64)
+        loss.backward()
+        assert loss.dtype == x.grad.dtype == w.grad.dtype == torch.float32
+        found.append((loss.detach(), x.grad, w.grad))
+    for exact, near in zip(*found, strict=True):
+        assert not torch.equal(exact, near)
+        size = exact.abs().max().item()
+        torch.testing.assert_close(near, exact, atol=0.02 * size, rtol=0)
+    assert (found[1][2] == 0).float().mean() < 1e-3
+
+
+def test_a_loss_that_needs_no_gradient_is_the_same():
+    hidden, table = torch.randn(9, 4, requires_grad=True), torch.randn(6, 4)
+    target = torch.randint(1, 6, (9,))
+    with torch.no_grad():
+        chunked = chunked_cross_entropy(hidden, table, target, 0.1, 4)
+        whole = label_smoothed_cross_entropy(hidden @ table.T, target, 0.1, -1)
+    assert not chunked.requires_grad
+    torch.testing.assert_close(chunked, whole)
+    torch.testing.assert_close(chunked, chunked_cross_entropy(hidden, table, target))
+
+
+def test_the_caller_keeps_its_logits():
+    logits = torch.randn(4, 7, requires_grad=True)
+    before = logits.detach().clone()
+    label_smoothed_cross_entropy(logits, torch.tensor([1, 2, 3, 4])).backward()
+    assert torch.equal(logits.detach(), before)
 
 
 # --- the schedule ---------------------------------------------------------------------

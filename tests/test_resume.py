@@ -144,6 +144,18 @@ def test_killed_twenty_times(corpus, data_dir, tmp_path):
         assert_same_run(tmp_path / "whole", tmp_path / str(number))
 
 
+def test_float16_goes_on_with_its_scale(corpus, data_dir, tmp_path):
+    """Stopped and gone on with: weights, scale and counts as without the stop."""
+    short, long = (recipe_of(corpus, max_steps=n, precision="float16") for n in (8, 16))
+    train(long, tmp_path / "whole", data_dir, show=False)
+    train(short, tmp_path / "parts", data_dir, show=False)
+    train(long, tmp_path / "parts", data_dir, show=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    one, two = (load_tensors(tmp_path / name / "last.safetensors")[1]
+                for name in ("whole", "parts"))  # fmt: skip
+    assert one["steady"] == two["steady"] > 8 and one["scale"] == two["scale"]
+
+
 def cut_short(path):
     """A file of which only the first half arrived."""
     content = path.read_bytes()

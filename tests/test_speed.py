@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +26,6 @@ from transformer_lib.speed import (
     Steps,
     adam,
     attention_as,
-    chunked_cross_entropy,
     climb,
     feed,
     fill_rows,
@@ -37,7 +35,6 @@ from transformer_lib.speed import (
     mean_loss,
     pack,
     packed_hidden,
-    peak_bytes,
     quantize_rows,
     quantized,
     race,
@@ -155,59 +152,6 @@ def test_an_epoch_feeds_each_pair_once(how):
             else:
                 seen[-1].append(token)
     assert sorted(seen[:-1]) == sorted(pairs[i][1].tolist() for i in range(60))
-
-
-# --- the chunked loss ---
-
-
-@given(st.integers(1, 40), st.integers(1, 50), st.sampled_from([0.0, 0.1, 0.5]),
-       st.integers(0, 99))  # fmt: skip
-@settings(max_examples=30)
-def test_chunks_equal_torchs_loss(N, rows, epsilon, seed):
-    """Value and both gradients, for every way to cut; torch's own is the oracle."""
-    g = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(N, 6, generator=g, dtype=torch.float64, requires_grad=True)
-    table = torch.randn(11, 6, generator=g, dtype=torch.float64, requires_grad=True)
-    target = torch.randint(11, (N,), generator=g)
-    wanted = F.cross_entropy(hidden @ table.T, target, label_smoothing=epsilon)
-    grads = torch.autograd.grad(3 * wanted, (hidden, table))
-    got = chunked_cross_entropy(hidden, table, target, epsilon, rows)
-    torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=1e-5)
-    ours = torch.autograd.grad(3 * got, (hidden, table))
-    for a, b in zip(ours, grads, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
-
-
-def test_memory_of_chunks_does_not_grow_with_the_logits():
-    hidden = torch.randn(512, 8, requires_grad=True)
-    table = torch.randn(4000, 8, requires_grad=True)
-    target = torch.randint(4000, (512,))
-
-    def chunks():
-        chunked_cross_entropy(hidden, table, target, rows=32).backward()
-
-    def whole():
-        F.cross_entropy(hidden @ table.T, target, label_smoothing=0.1).backward()
-
-    logits = 4 * 512 * 4000
-    assert peak_bytes(whole) > 2 * logits > 8 * peak_bytes(chunks)
-
-
-def test_no_tokens_no_loss():
-    hidden = torch.zeros(0, 4, requires_grad=True)
-    loss = chunked_cross_entropy(hidden, torch.ones(5, 4), torch.zeros(0, dtype=int))
-    loss.backward()
-    assert loss.item() == 0
-
-
-@pytest.mark.parametrize("arguments", [
-    (torch.zeros(2, 3, 4), torch.zeros(5, 4), torch.zeros(2, 3, dtype=int)),
-    (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2, dtype=int)),
-    (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=int), 0.1, 0),
-])  # fmt: skip
-def test_chunks_refuse(arguments):
-    with pytest.raises(ValueError, match="at least one row"):
-        chunked_cross_entropy(*arguments)
 
 
 # --- every step computes the same training ---
@@ -341,10 +285,6 @@ def test_race_calls_in_turns():
     (lambda: quantize_rows(torch.tensor([[math.nan]])), "not finite"),
     (lambda: trainer(torch.nn.Linear(1, 1), Steps(precision="bf16")), "='bf16'"),
     (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),
-    (lambda: chunked_cross_entropy(torch.ones(2, 3), torch.ones(4, 5),
-                                   torch.zeros(2, dtype=torch.int64)), r"\(V, 3\)"),
-    (lambda: chunked_cross_entropy(torch.ones(2, 3), torch.ones(4, 3),
-                                   torch.zeros(2, dtype=torch.int64), 1.5), "on=1.5"),
 ])  # fmt: skip
 def test_refusals(call, said):
     with pytest.raises(ValueError, match=said):

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import threading
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -338,6 +339,122 @@ def test_bfloat16_is_close_and_leaves_weights_in_float32(model, pairs):
         losses.append(done.loss / done.tokens)
         assert all(p.dtype == p.grad.dtype == torch.float32 for p in twin.parameters())
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+@pytest.mark.parametrize("rate", [math.nan, -1.0, math.inf])
+def test_a_rate_that_is_none_is_refused(model, pairs, rate):
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=f"rate={rate}: a learning rate is a number"):
+        update(model, build_optimizer(model), [make_batch(pairs, range(3))], rate, 0.1)
+    for a, b in zip(before, model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_unknown_precision_is_refused(model, pairs):
+    group = [make_batch(pairs, range(3))]
+    with pytest.raises(ValueError, match="precision='float64': must be 'float32' or"):
+        update(model, build_optimizer(model), group, 1e-3, 0.1, 0.0, "float64")
+
+
+def losses_of(model, pairs, precision="float32", chunk=256, fused=True, scale=1.0):
+    """Losses of five updates from the same weights on the same batches."""
+    twin = Transformer(model.config)
+    twin.load_state_dict(model.state_dict())
+    shared, adam = training.BatchLoss(twin, chunk), build_optimizer(twin, fused)
+    found = []
+    for i in range(5):
+        group = [make_batch(pairs, range(9 * i, 9 * i + 9))]
+        done = update(shared, adam, group, 3e-3, 0.1, 0.0, precision, scale)
+        assert done.finite
+        found.append(done.loss / done.tokens)
+    return found
+
+
+@pytest.mark.parametrize(("switch", "within"), [
+    ({"chunk": 0}, 1e-5), ({"chunk": 7}, 1e-5), ({"fused": False}, 1e-5),
+    ({"scale": 2.0**20}, 1e-6), ({"precision": "bfloat16"}, 0.03),
+    ({"precision": "float16", "scale": 2.0**10}, 0.01),
+])  # fmt: skip
+def test_each_switch_trains_as_the_plain_path(model, pairs, switch, within):
+    plain = losses_of(model, pairs, chunk=0, fused=False)
+    assert losses_of(model, pairs, **switch) == pytest.approx(plain, abs=within)
+
+
+def test_float16_halves_the_scale_until_the_gradient_fits(train, tmp_path, monkeypatch):
+    """A scale that overflows: no step is made by it, and it is counted."""
+    real, calls = training.update, []
+
+    def watched(model, *rest):
+        before = [p.clone() for p in model.parameters()]
+        done = real(model, *rest)
+        same = all(map(torch.equal, before, model.parameters()))
+        calls.append((rest[-1], done.finite, same))
+        return done
+
+    monkeypatch.setattr(training, "update", watched)
+    start = {"scale": 2.0**40}
+    monkeypatch.setattr(training, "Progress", lambda **at: Progress(**start | at))
+    run = train(tiny(precision="float16"), tmp_path)
+    tried = [finite for _, finite, _ in calls]
+    skipped = tried.count(False)
+    assert skipped > 3 and tried == [False] * skipped + [True] * 6
+    assert all(finite != same for _, finite, same in calls)
+    assert [scale for scale, *_ in calls[: skipped + 1]] == [
+        2.0 ** (40 - i) for i in range(skipped + 1)
+    ]
+    assert run.progress.skipped == skipped and run.progress.steady == 6
+    assert run.progress.scale == calls[-1][0]
+
+
+def test_the_scale_doubles_after_2000_good_updates():
+    at = Progress(scale=8.0)
+    for _ in range(1999):
+        training.adjust_scale(at, True)
+    assert (at.scale, at.steady) == (8.0, 1999)
+    training.adjust_scale(at, True)
+    assert (at.scale, at.steady) == (16.0, 0)
+    training.adjust_scale(at, False)
+    assert (at.scale, at.steady, at.skipped) == (8.0, 0, 1)
+
+
+def test_float16_that_never_fits_names_the_batch(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "update", lambda *args: Update(1.0, 9, math.inf))
+    with pytest.raises(FloatingPointError, match="the gradient is not a finite number"):
+        train(tiny(precision="float16"), tmp_path)
+
+
+def test_batches_made_ahead_are_the_same_in_the_same_order(train, tmp_path):
+    recipes = (tiny(prefetch=n, max_steps=12) for n in (0, 3))
+    one, two = (train(recipe, tmp_path / str(recipe.prefetch)) for recipe in recipes)
+    for a, b in zip(one.history, two.history, strict=True):
+        for name in "train_loss", "valid_loss", "epoch", "tokens":
+            assert a[name] == b[name]
+    assert (one.progress.epoch, one.progress.batch) == (
+        two.progress.epoch, two.progress.batch)  # fmt: skip
+
+
+def test_what_makes_batches_ahead_hands_on_its_errors_and_ends():
+    def items():
+        yield from (1, 2)
+        raise OSError("the disk is gone")
+
+    before = threading.active_count()
+    with training.made_ahead(items(), 4) as ready:
+        assert [next(ready), next(ready)] == [1, 2]
+        with pytest.raises(OSError, match="the disk is gone"):
+            next(ready)
+    with training.made_ahead(iter(range(10**9)), 2) as ready:
+        assert next(ready) == 0
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("major", "wanted"), [
+    (6, "float32"), (7, "float16"), (8, "bfloat16"), (9, "bfloat16"),
+])  # fmt: skip
+def test_precision_by_compute_capability(monkeypatch, major, wanted):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 5))
+    precision, why = training.native_precision("cuda")
+    assert precision == wanted and f"{major}.5" in why
 
 
 def test_accumulation_equals_one_big_batch(model, pairs):
