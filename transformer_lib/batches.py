@@ -178,8 +178,12 @@ class Batch:
         return int((self.tgt_out != PAD).sum())
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
-        return Batch(*(x.to(device) for x in (self.src_ids, self.tgt_in, self.tgt_out)))
+        """The same batch on another device; from pinned memory without waiting."""
+        return Batch(*(x.to(device, non_blocking=True) for x in vars(self).values()))
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in memory from which a GPU copies by itself."""
+        return Batch(*(x.pin_memory() for x in vars(self).values()))
 
 # %% ../notebooks/09_batches.ipynb #919cb395
 def pad(rows: Sequence[Sequence[int]], pad_id: int = PAD) -> Tensor:

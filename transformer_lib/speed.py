@@ -6,8 +6,8 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/14_s
 
 # %% auto #0
 __all__ = ['LADDER', 'race', 'matmul_ceiling', 'storages', 'LiveMemory', 'peak_bytes', 'Packed', 'fill_rows', 'pack', 'same_part',
-           'packed_hidden', 'feed', 'ChunkedLoss', 'chunked_cross_entropy', 'adam', 'Steps', 'ladder', 'mean_loss',
-           'attention_as', 'trainer', 'first_losses', 'training_flops', 'climb', 'quantize_rows', 'quantized']
+           'packed_hidden', 'feed', 'adam', 'Steps', 'ladder', 'mean_loss', 'attention_as', 'trainer', 'first_losses',
+           'training_flops', 'climb', 'quantize_rows', 'quantized']
 
 # %% ../notebooks/14_speed.ipynb #beddf92e
 import contextlib
@@ -30,7 +30,11 @@ from torch.utils._pytree import tree_leaves
 from .attention import scaled_dot_product_attention
 from .batches import Batch, TokenPairs, make_batch, pad, plan_batches
 from .decoder import causal_mask
-from .objective import build_optimizer, label_smoothed_cross_entropy
+from transformer_lib.objective import (
+    build_optimizer,
+    chunked_cross_entropy,
+    label_smoothed_cross_entropy,
+)
 from .text import BOS, EOS, PAD
 from .transformer import Transformer, default_device
 
@@ -261,74 +265,6 @@ def feed(
     for start in range(0, len(order), count):
         part = order[start : start + count]
         yield make_batch(pairs, part) if how == "random" else pack(pairs, part, width)
-
-# %% ../notebooks/14_speed.ipynb #e656c985
-class ChunkedLoss(torch.autograd.Function):
-    """Logits, smoothed loss and both gradients, some rows at a time."""
-
-    @staticmethod
-    def forward(ctx, hidden, table, target, epsilon, rows):
-        """(N, D), (V, D) and (N,) to a scalar."""
-        total = hidden.new_zeros((), dtype=torch.float32)
-        hidden_grad = torch.empty_like(hidden)  # (N, D)
-        table_grad = torch.zeros_like(table)  # (V, D)
-        for start in range(0, len(hidden), rows):
-            some, truth = hidden[start : start + rows], target[start : start + rows]
-            at_truth = torch.arange(len(some), device=some.device), truth
-            p = F.log_softmax(some @ table.T, dim=-1, dtype=torch.float32)  # (rows, V)
-            total += (epsilon - 1) * p[at_truth].sum() - epsilon * p.mean(-1).sum()
-            p = p.exp_().sub_(epsilon / p.shape[1])
-            p[at_truth] -= 1 - epsilon
-            p = (p / len(hidden)).to(hidden.dtype)  # gradient by the logits
-            hidden_grad[start : start + rows] = p @ table
-            table_grad.addmm_(p.T, some)
-        ctx.save_for_backward(hidden_grad, table_grad)
-        return total / len(hidden)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        """Both were computed on the way."""
-        hidden_grad, table_grad = ctx.saved_tensors
-        return grad * hidden_grad, grad * table_grad, None, None, None
-
-# %% ../notebooks/14_speed.ipynb #b0cc772a
-def chunked_cross_entropy(
-    hidden: Tensor, table: Tensor, target: Tensor, epsilon: float = 0.1,
-    rows: int = 256,
-) -> Tensor:  # fmt: skip
-    """Smoothed cross-entropy of hidden states, without ever holding all logits.
-
-    The same value and gradients as label_smoothed_cross_entropy(hidden @ table.T, ...).
-
-    Args:
-        hidden: Shape (N, d_model): states of real tokens only, no padding.
-        table: Shape (V, d_model): the output projection.
-        target: int64, shape (N,).
-        epsilon: Share of the target that is spread over all V entries, in [0, 1).
-        rows: How many tokens at a time.
-
-    Returns:
-        A scalar: the mean, in nats; zero if there are no tokens.
-
-    Raises:
-        ValueError: If shapes do not fit, rows is below 1 or epsilon is not allowed.
-
-    Source: Vaswani et al. 2017, section 5.4; Hsu et al. 2024 for the chunks.
-    """
-    if rows < 1 or hidden.dim() != 2 or target.shape != hidden.shape[:1]:
-        raise ValueError(
-            f"hidden {tuple(hidden.shape)}, target {tuple(target.shape)}, rows={rows}: "
-            "give (N, d_model), (N,) and at least one row at a time."
-        )
-    if table.dim() != 2 or table.shape[1] != hidden.shape[1] or not 0 <= epsilon < 1:
-        raise ValueError(
-            f"table {tuple(table.shape)}, epsilon={epsilon}: give (V, "
-            f"{hidden.shape[1]}), and an epsilon of at least 0 and below 1."
-        )
-    if not len(hidden):
-        return hidden.sum()
-    return ChunkedLoss.apply(hidden, table, target, epsilon, rows)
 
 # %% ../notebooks/14_speed.ipynb #9c81799e
 def adam(model: nn.Module, form: str = "fused") -> torch.optim.Adam:
