@@ -80,8 +80,9 @@ endif
 lint: env  ## check the style of all code
 	$(call step,style,$(BIN)/ruff check .)
 
-colab:  ## run chapters as Colab would: the library by pip, torch already there
-	$(call step,colab,sh book/_tools/colab.sh '$(PYTHON)' '$(TORCH)')
+colab:  ## run all chapters as Colab would, the library by pip; or CHAPTERS="11 20"
+	@$(PYTHON) book/_tools/colab.py --torch '$(TORCH)' --jobs $(JOBS) \
+	  $(if $(FRESH),--fresh) $(CHAPTERS)
 
 lock: env  ## bring requirements.lock up to the newest versions
 	@echo '$(TORCH)' > $(VENV)/torch.txt

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -22,13 +23,26 @@ TAGS = {
     "exercise",
     "remove-stderr",
 }
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = {
+    extra: {re.match(r"[\w-]+", line)[0] for line in lines}
+    for extra, lines in PROJECT["optional-dependencies"].items()
+}
 GUARD = """\
 import importlib.util
 
 if importlib.util.find_spec("transformer_lib") is None:
     %pip install -q git+https://github.com/literate-transformer/literate-transformer"""
-ENGINES = "onnx onnxscript onnxruntime ctranslate2 transformers"
-MORE = {"21_serving": ENGINES, "90_command_line": "ctranslate2"}
+# Chapters that need more than the library: what they import, and the extra that has it.
+GUARD_OF_MORE = """\
+import importlib.util
+
+needed = {}
+if any(importlib.util.find_spec(name) is None for name in needed):
+    %pip install -q "transformer-lib[{}] @ git+https://github.com/literate-transformer/literate-transformer"
+"""  # noqa: E501
+MORE = {"20_family": "family", "21_serving": "serving", "90_command_line": "serving"}
+NAMES = {"sklearn": "scikit-learn"}
 MYST = re.compile(
     r"^\s*(`{3,}\{[\w-]+\}|:{3,}\{?[\w-]+|\$\$.*\$\$\s*\(\w+\))|\{\w+\}`", re.M
 )
@@ -80,8 +94,16 @@ def test_cells_are_not_empty(path):
 def test_colab_guard(path):
     guards = [c for c in cells(path, "code") if "%pip" in c["source"]]
     assert len(guards) == 1, "one cell installs the library on Colab"
-    more = [f"\n    %pip install -q {MORE[path.stem]}"] if path.stem in MORE else []
-    assert guards[0]["source"] == "".join([GUARD, *more])
+    if path.stem in MORE:
+        needed = re.search(r"needed = (\[.*?\])", guards[0]["source"], re.S)[1]
+        wanted = GUARD_OF_MORE.format(needed, MORE[path.stem])
+        assert guards[0]["source"] == wanted.rstrip("\n")
+        first, *names = ast.literal_eval(needed)
+        extra = EXTRAS[MORE[path.stem]]
+        assert first == "transformer_lib"
+        assert {NAMES.get(name, name) for name in names} <= extra
+    else:
+        assert guards[0]["source"] == GUARD
     assert guards[0]["metadata"].get("tags") == ["remove-cell"]
     assert guards[0] in cells(path, "code")[:2], (
         "before anything that needs the library"

@@ -1,0 +1,70 @@
+"""What `make colab` chooses, and what it takes for Colab."""
+
+import importlib.util
+import re
+import tomllib
+
+import pytest
+from built import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+TOOL = ROOT / "book" / "_tools" / "colab.py"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def colab():
+    """The tool, as a module."""
+    spec = importlib.util.spec_from_file_location("colab", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_chapters_or_those_that_are_named(colab):
+    every = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    assert [path.stem for path in colab.chosen([])] == every
+    some = colab.chosen(["92_evidence", "02", "92"])
+    assert [path.stem for path in some] == ["02_attention", "92_evidence"]
+    with pytest.raises(SystemExit, match="no chapter '3'. There are: 00_why"):
+        colab.chosen(["3"])
+
+
+def test_colabs_versions_are_those_that_the_project_allows(colab):
+    lines = colab.VERSIONS.read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    checked = set()
+    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["serving"]]:
+        wanted = Requirement(line)
+        name = canonicalize_name(wanted.name)
+        if name in pins:
+            assert wanted.specifier.contains(pins[name]), f"Colab has {pins[name]}"
+            checked.add(name)
+    assert {"numpy", "matplotlib", "sentencepiece", "transformers"} <= checked
+
+
+def test_the_notebooks_install_from_the_address_that_is_put_here(colab):
+    for path in colab.chosen([]):
+        found = re.findall(r"git\+(https://[\w./-]+)", path.read_text("utf-8"))
+        assert found and set(found) == {colab.ADDRESS}, path.name
+
+
+def test_a_notebook_there_knows_nothing_of_the_project(colab, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{ROOT / '.venv' / 'bin'}:/usr/bin")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("VIRTUAL_ENV", str(ROOT / ".venv"))
+    found = colab.variables(tmp_path)
+    assert found["PATH"] == f"{tmp_path / 'env' / 'bin'}:/usr/bin"
+    assert "PYTHONPATH" not in found and "VIRTUAL_ENV" not in found
+    assert found["GIT_CONFIG_VALUE_0"] == colab.ADDRESS
+
+
+def test_what_the_repository_holds_is_what_is_here(colab, tmp_path):
+    colab.snapshot(tmp_path)
+    names = colab.run(["git", "ls-files"], cwd=tmp_path / "repository").stdout
+    assert {"pyproject.toml", "transformer_lib/evidence/tatoeba-en-de.json"} <= set(
+        names.split("\n")
+    )
+    assert "_build/" not in names and ".venv/" not in names
