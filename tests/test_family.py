@@ -275,6 +275,36 @@ def test_parameters_are_counted_without_a_model(member):
         assert built == TransformerConfig(V, **SIZES).num_parameters()
 
 
+def test_vit_has_the_parameters_that_are_published():
+    """86,567,656 in ViT-B/16 with a thousand classes: torchvision's count."""
+    widths = {"d_model": 768, "num_heads": 12, "num_layers": 12, "d_ff": 3072}
+    with torch.device("meta"):
+        config = FamilyConfig(1000, **widths, **MEMBERS["ViT"])
+        model = ImageClassifier(config, 224, 16, channels=3)
+    assert sum(p.numel() for p in model.parameters()) == 86_567_656
+
+
+def test_two_thirds_keep_the_size_of_a_gated_network():
+    """Shazeer 2020, section 3."""
+    plain = FamilyFeedForward(512, 2048)
+    gated = FamilyFeedForward(512, 2048 * 2 // 3, "swiglu")
+    weights = [sum(p.numel() for p in m.parameters() if p.dim() > 1)
+               for m in (plain, gated)]  # fmt: skip
+    assert weights[1] == pytest.approx(weights[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("groups", [8, 4, 1])
+def test_shared_heads_make_the_cache_smaller(groups):
+    sizes = {"d_model": 64, "num_heads": 8, "num_layers": 3, "d_ff": 32}
+    config = FamilyConfig(V, num_kv_heads=groups, cross_attention=True, **sizes)
+    steps = CachedSteps(build_model(config).eval(), ids_of(2, 6))
+    with torch.inference_mode():
+        for _ in range(7):
+            steps.step(torch.full((2, 1), 5), torch.zeros(2, 1, dtype=torch.int64))
+    held = sum(x[:, :, : c.length].numel() for c in steps.caches for x in (c.k, c.v))
+    assert held == 2 * 7 * 2 * 3 * groups * 8  # B, tokens, k and v, layers, heads, d_k
+
+
 # --- what each member sees ------------------------------------------------------------
 
 
