@@ -85,3 +85,23 @@ def test_every_record_is_on_the_page_of_evidence():
     files = {p.relative_to(folder).as_posix()[:-5] for p in folder.rglob("*.json")}
     listed = set(re.findall(r'"    \\"([\w/-]+)\\": \(', page))
     assert listed == files
+
+
+def test_benchmarks_lead_with_equal_batches():
+    """What the page of evidence says of a record comes from like beside like first."""
+    cells = json.loads((ROOT / "notebooks" / "92_evidence.ipynb").read_text("utf-8"))
+    (source,) = ("".join(cell["source"]) for cell in cells["cells"]
+                 if "ENTRIES = {" in "".join(cell["source"]))  # fmt: skip
+    names: dict = {}
+    exec(source, names)
+    case = {"ours, by length": {"tokens_per_second_median": 90.0, "times_peer_median": 3.0},
+            "Hugging Face, by length": {"tokens_per_second_median": 100.0}}  # fmt: skip
+    said = names["training_of"]({"results": {"one": case, "two": case}})
+    assert said.startswith("0.90 to 0.90 times") and "equal batches" in said
+    assert said.index("equal batches") < said.index("random batches") < said.index("3.0")
+    runs = {"ours": {"tokens_per_second": 110.0, "peak_mb": 50.0},
+            "Hugging Face, by length": {"tokens_per_second": 100.0, "peak_mb": 100.0},
+            "Hugging Face": {"tokens_per_second": 20.0, "peak_mb": 200.0}}  # fmt: skip
+    said = names["peers_of"]({"training": runs})
+    assert said.startswith("1.10 times Hugging Face's tokens/s, 0.50 of its memory, on")
+    assert said.endswith("5.5, 0.25")
