@@ -16,8 +16,6 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from transformer_lib.evaluation import Translator, chrf, sacre_bleu
 from transformer_lib.text import load_corpus
 from transformer_lib.training import (
@@ -26,10 +24,12 @@ from transformer_lib.training import (
     load_run,
     pair_key,
     runs_folder,
+    save_pretrained,
     step_files,
     train,
     write_json,
 )
+from transformer_lib.transformer import default_device
 
 ROOT = Path(__file__).resolve().parents[2]
 DECODINGS = {
@@ -105,17 +105,20 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, help="folder of the run")
     parser.add_argument("--max-minutes", type=float, default=math.inf)
     parser.add_argument("--score-only", action="store_true", help="train no further")
+    parser.add_argument("--device", help="cpu or cuda (what is there)")
     parser.add_argument("--out", type=Path, help="where the record goes")
     asked = parser.parse_args()
     recipe = Recipe.load(asked.recipe)
     run_dir = asked.run_dir or runs_folder() / recipe.name
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = default_device(asked.device)
     if not asked.score_only:
         train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
     path = asked.out or ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record_of(run_dir, device))
     print(f"The record is in {path}.")
+    if len(step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
+        save_pretrained(load_run(run_dir, device, "average"), run_dir / "averaged")
 
 
 if __name__ == "__main__":
