@@ -1288,7 +1288,12 @@ def cpu_name() -> str:
 
 
 def code_commit() -> str:
-    """The commit of this code, or "unknown" outside of a repository."""
+    """The commit of this code, or "unknown" outside of a repository.
+
+    TRANSFORMER_LIB_COMMIT says it for a copy without its repository.
+    """
+    if said := os.environ.get("TRANSFORMER_LIB_COMMIT"):
+        return said
     module = globals().get("__file__")
     folder = Path(module).parent if module else Path.cwd()
     command = ["git", "rev-parse", "HEAD"]
