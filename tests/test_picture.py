@@ -48,7 +48,8 @@ def test_shapes_are_those_that_the_translator_reads():
     for text in (source, said):
         length = len(tokenizer.encode(text)) + 1
         assert f"ids: (1, {length})" in shown and f"(1, {length}, 512)" in shown
-    assert " ".join([*tokenizer.pieces(source), "&lt;/s&gt;"]) in shown
+    pieces = " ".join(tokenizer.pieces(source))
+    assert f"{pieces} | with &lt;/s&gt; at the end; ids" in shown
 
 
 def test_every_sublayer_has_its_residual_and_the_memory_its_line():
@@ -96,3 +97,21 @@ def test_prints_on_one_sheet(window, site):
     page.emulate_media(media="screen")
     assert page.locator(".own-notes").is_hidden()
     assert not troubles
+
+
+def test_words_stay_in_their_boxes(window, site):
+    page, _ = window
+    page.goto(f"{site}/{NAME}.html", wait_until="load")
+    outside = page.evaluate("""() => {
+      const out = (text, box) => {
+        const [a, b] = [text, box].map(e => e.getBoundingClientRect());
+        return a.left < b.left || a.right > b.right;
+      };
+      const all = [...document.querySelectorAll('.whole-model a')];
+      return all.flatMap(a => [...a.querySelectorAll('text')]
+        .filter(text => out(text, a.querySelector('rect'))))
+        .concat([...document.querySelectorAll('.whole-model .s')]
+          .filter(text => out(text, text.closest('svg').querySelector('.f'))))
+        .map(text => text.textContent);
+    }""")
+    assert not outside

@@ -87,7 +87,7 @@ def facts() -> dict:
     smoothing = defaults(objective.label_smoothed_cross_entropy)["epsilon"]
     return {
         "config": config,
-        "pieces": " ".join([*tokenizer.pieces(SENTENCE), "</s>"]),
+        "pieces": " ".join(tokenizer.pieces(SENTENCE)),
         "said": said,
         "bleu": evaluation.sentence_bleu([said], [REFERENCE])[0],
         "beam": beam_size,
@@ -147,7 +147,7 @@ class Column:
         )
         if words:
             self.parts.append(
-                f'<text x="{MIDDLE + 10}" y="{y - 8}" class="s">'
+                f'<text x="{MIDDLE + 8}" y="{y - 8}" class="s">'
                 f"{escape(words)}</text>"
             )
         self.y += length
@@ -247,7 +247,8 @@ def encoder(known) -> Column:
     column.text(SENTENCE)
     column.arrow()
     column.box("n", "08_text", "Pieces of words",
-               known["pieces"], f"ids: {shape(known['src'])}")  # fmt: skip
+               known["pieces"],
+               f"with </s> at the end; ids: {shape(known['src'])}")  # fmt: skip
     embedding(column, known, known["src"])
 
     def layer():
@@ -293,7 +294,7 @@ def decoder(known) -> Column:
     column.arrow()
     column.box("n", "08_text", "Pieces, one place later",
                "place t sees what came before t",
-               f"ids: {shape(known['tgt'])}")  # fmt: skip
+               f"with <s> in front; ids: {shape(known['tgt'])}")  # fmt: skip
     embedding(column, known, known["tgt"])
 
     def layer():
