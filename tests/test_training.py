@@ -4,6 +4,10 @@ import importlib.util
 import json
 import math
 import os
+import random
+import shutil
+import subprocess
+import sys
 import threading
 from dataclasses import asdict, fields
 from functools import partial
@@ -16,6 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import transformer_lib.training as training
+from transformer_lib import text as text_module
 from transformer_lib.batches import make_batch, prepare, tokenize_pairs
 from transformer_lib.exercises.training import (
     check_average,
@@ -546,7 +551,7 @@ def test_pretrained_folder(train, tmp_path, half):
     run = train(tiny(), tmp_path / "run")
     folder = training.save_pretrained(run, tmp_path / "given", half=half)
     names = {"weights.safetensors", "tokenizer.model", "recipe.json", "about.json"}
-    assert {path.name for path in folder.iterdir()} == names
+    assert {path.name for path in folder.iterdir()} == names | {"manifest.json"}
     model, tokenizer, about = training.load_pretrained(folder)
     assert about["weights"] == run.record and about["recipe"]["name"] == "grammar"
     for p, q in zip(model.parameters(), run.model.parameters(), strict=True):
@@ -608,6 +613,196 @@ def test_files_of_a_run_have_the_mode_that_others_have(train, tmp_path):
     files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
     assert len(files) > 7
     assert {path.stat().st_mode & 0o777 for path in files} == {0o644}
+
+
+def content(folder):
+    """Name and bytes of each file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_train_leaves_a_folder_of_others_alone(train, tmp_path, data_dir):
+    """Also one that looks a little like a run: a model, prepared text."""
+    mine, model, text = (tmp_path / name for name in ("mine", "model", "text"))
+    mine.mkdir()
+    for name in "notes.txt.part", "x.new", "step-000001.safetensors":
+        (mine / name).write_text("mine")
+    training.save_pretrained(train(tiny(max_steps=1), tmp_path / "run"), model)
+    shutil.copytree(data_dir, text)
+    for folder in mine, model, text:
+        before = content(folder)
+        with pytest.raises(ValueError, match="is not empty and holds no run"):
+            train(tiny(), folder)
+        assert content(folder) == before
+    with pytest.raises(ValueError, match="is a file: give a folder"):
+        train(tiny(), mine / "x.new")
+    with pytest.raises(ValueError, match="run_dir is empty"):
+        train(tiny(), "")
+
+
+def test_train_clears_away_its_own_leftovers_only(train, tmp_path):
+    train(tiny(max_steps=2), tmp_path)
+    own = "last.safetensors.0123abcd.part", "recipe.json.00000000.part"
+    others = "last.safetensors.part", "notes.part", "step-000001.safetensors"
+    for name in own + others:
+        (tmp_path / name).write_text("half")
+    train(tiny(max_steps=6, keep_last=1), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert not names & set(own) and names >= set(others)
+    assert {path.name for path in training.step_files(tmp_path)} == {
+        "step-000001.safetensors", "step-000006.safetensors"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [({"vocab_size": 100}, "vocab_size=100"), ({"corpus": "no.tsv"}, "no.tsv"),
+     ({"max_length": 1}, "no pair is left"), ({"start_from": "klingon"}, "klingon")],
+)  # fmt: skip
+def test_a_try_that_is_refused_claims_no_folder(data_dir, tmp_path, changes, said):
+    corpus = json.loads((data_dir / "data.json").read_text("utf-8"))["corpus"]
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        training.train(tiny(**{"corpus": corpus} | changes), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    fine = tiny(corpus=corpus, max_steps=1)
+    assert training.train(fine, tmp_path / "run", show=False).progress.step == 1
+
+
+def test_what_diverged_says_what_works(train, tmp_path, monkeypatch):
+    """A corrected recipe is taken where no checkpoint is; else another folder is."""
+    real = training.update
+    monkeypatch.setattr(training, "update", lambda *_: Update(math.nan, 9, 1.0, 0))
+    with pytest.raises(FloatingPointError, match="another folder, with a lower factor"):
+        train(tiny(), tmp_path / "run")
+    monkeypatch.setattr(training, "update", real)
+    train(tiny(factor=0.5, max_steps=2), tmp_path / "run")
+    with pytest.raises(ValueError, match="another recipe.*factor.*another folder"):
+        train(tiny(factor=0.4), tmp_path / "run")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks on folders")
+def test_two_trains_in_one_folder(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), 2); input()"
+    ask = [sys.executable, "-c", code + "; print()", tmp_path / "run"]
+    with subprocess.Popen(ask, stdin=subprocess.PIPE) as other:
+        said = ""
+        while not said:  # until the other process holds it
+            (tmp_path / "run" / "notes").write_text("mine")  # without it: not empty
+            with pytest.raises(ValueError) as error:
+                train(tiny(max_steps=1), tmp_path / "run")
+            said = str(error.value) * ("another process trains in" in str(error.value))
+        other.communicate(b"\n")
+    (tmp_path / "run" / "notes").unlink()
+    assert train(tiny(max_steps=1), tmp_path / "run").progress.step == 1
+
+
+@pytest.fixture(scope="module")
+def given(data_dir, tmp_path_factory):
+    """A model of few bytes, and the run that it is from."""
+    folder = tmp_path_factory.mktemp("given")
+    run = training.train(tiny(), folder / "run", data_dir, show=False)
+    training.save_pretrained(run, folder / "model")
+    return folder
+
+
+@pytest.mark.parametrize("place", ["model", "run"])
+@pytest.mark.parametrize("name", [*training.RUN_FILES, "manifest.json"])
+def test_a_bit_of_any_file_of_a_model_or_run_is_noticed(given, place, name):
+    path = given / place / name
+    whole = path.read_bytes()
+    rng = random.Random(name)
+    try:
+        for _ in range(20):
+            harmed, bit = bytearray(whole), rng.randrange(len(whole) * 8)
+            harmed[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(harmed)
+            with pytest.raises(training.DamagedFile, match=str(given / place)):
+                training.load_pretrained(given / place, "cpu")
+            if place == "run":
+                with pytest.raises(training.DamagedFile):
+                    training.train(tiny(max_steps=8), given / "run", show=False)
+        path.unlink()
+        if (place, name) != ("run", "manifest.json"):
+            with pytest.raises(ValueError, match=f"{name}|no model"):
+                training.load_pretrained(given / place, "cpu")
+    finally:
+        path.write_bytes(whole)
+    training.load_pretrained(given / place, "cpu")
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_model_is_replaced_whole_or_not_at_all(given, tmp_path, monkeypatch, moment):
+    """The disk is full at one of its five files."""
+    shutil.copytree(given / "model", tmp_path / "model")
+    before, calls = content(tmp_path / "model"), []
+
+    def full(file, *rest):
+        calls.append(file)
+        if len(calls) > moment:
+            raise OSError(28, "No space left on device")
+
+    run = load_run(given / "run", weights="last")
+    monkeypatch.setattr(text_module, "finish_file", full)
+    monkeypatch.setattr(training, "finish_file", lambda file: None)
+    with pytest.raises(OSError, match="model could not be written .No space left"):
+        training.save_pretrained(run, tmp_path / "model")
+    assert content(tmp_path) == {f"model/{name}": b for name, b in before.items()}
+    monkeypatch.undo()
+    training.save_pretrained(run, tmp_path / "model")
+    assert training.load_pretrained(tmp_path / "model")[2]["weights"]["step"] == 6
+
+
+def test_a_model_is_not_written_over_something_else(given, tmp_path):
+    run = load_run(given / "run")
+    (tmp_path / "notes.txt").write_text("mine")
+    for folder, said in (tmp_path, "notes.txt"), (given / "run", "best.safetensors"):
+        before = content(folder)
+        with pytest.raises(ValueError, match=f"else than a model .{said}"):
+            training.save_pretrained(run, folder)
+        assert content(folder) == before
+    with torch.no_grad():
+        run.model.decoder.layers[0].feed_forward.w_1.bias[0] = 1e6
+    with pytest.raises(ValueError, match="too large for 16 bits; with half=False"):
+        training.save_pretrained(run, tmp_path / "large")
+    training.save_pretrained(run, tmp_path / "large", half=False)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "3", '"x"', "null", "{", "[" * 9999, '{"data": 3}', "{}"]
+)
+def test_json_of_another_shape_is_named(given, tmp_path, content):
+    for name in "recipe.json", "about.json":
+        shutil.copytree(given / "run", tmp_path / name)
+        (tmp_path / name / "manifest.json").unlink()
+        (tmp_path / name / name).write_text(content)
+        with pytest.raises(ValueError, match=f"{name}/{name}"):
+            load_run(tmp_path / name)
+
+
+def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
+    tensors, record = training.load_tensors(given / "run" / "best.safetensors")
+    name = next(iter(tensors))
+    tensors[name][0] = math.nan
+    training.save_tensors(tmp_path / "nan.safetensors", tensors, record)
+    with pytest.raises(ValueError, match=f"{name} holds weights that are not finite"):
+        load_run(given / "run", weights=tmp_path / "nan.safetensors")
+
+
+def test_every_shipped_model_names_its_own_hashes():
+    folders = (Path(training.__file__).parent / "pretrained").iterdir()
+    for folder in folders:
+        training.check_manifest(folder, training.MODEL_FILES)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"num_layers": 10**6, "d_model": 8}, {"d_model": 2**20}, {"d_ff": 10**9},
+     {"d_k": 10**8}, {"max_length": 10**9}],
+)  # fmt: skip
+def test_models_beyond_reason_are_refused_at_once(model):
+    with pytest.raises(ValueError, match="parameters; at most.*mistyped"):
+        Recipe.load("grammar", model=model)
+    Recipe.load("grammar", model={"num_layers": 48, "d_model": 2048, "d_ff": 8192})
 
 
 def test_no_pickle_is_read(tmp_path):

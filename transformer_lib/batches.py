@@ -450,7 +450,8 @@ def hold_part(folder: Path) -> tuple[Path, int | None]:
         part.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # another process is through with it
             handle = os.open(part, os.O_RDONLY) if fcntl else None
-            if handle is None or lock(handle) and same_folder(handle, part):
+            lock(handle)
+            if handle is None or same_folder(handle, part):
                 break
             os.close(handle)
     old = folder.with_name(f".{folder.name}.old")
@@ -461,8 +462,10 @@ def hold_part(folder: Path) -> tuple[Path, int | None]:
     return part, handle
 
 
-def lock(handle: int, wait: bool = True) -> bool:
+def lock(handle: int | None, wait: bool = True) -> bool:
     """Hold the lock on an open folder until it is closed; False if another does."""
+    if handle is None:  # a system without such locks
+        return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
