@@ -254,6 +254,10 @@ def test_another_base_is_refused(whole):
 def test_unknown_rows_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"\['Z9'\] are unknown; there are base, A1"):
         ablate(tiny(), tmp_path / "out", ["base", "Z9"])
+    for sentences in (0, -1):
+        with pytest.raises(ValueError, match=f"sentences={sentences}: must be 1 or"):
+            ablate(tiny(), tmp_path / "none", ["base"], sentences=sentences)
+    assert not (tmp_path / "none").exists()
     assert not (tmp_path / "out").exists()
 
 

@@ -191,6 +191,28 @@ WRONG = {
     "no run to average": (["average", "o"], "o"),
     "a beam of none": (["translate", "run", "test.en", "--beam-size", "0",
                         "--output", "x.de"], "beam_size"),
+    "a beam too wide": (["translate", "run", "test.en", "--beam-size", "100000",
+                         "--output", "x.de"], "beam_size=100000: must be from 1"),
+    "a beam of none to parse": (["parse", "test.en", "--beam-size", "0"],
+                                "beam_size=0: must be from 1"),
+    "a device that is not here": (["translate", "run", "test.en", "--device", "cuda:9",
+                                   "--output", "x.de"], "no such device here"),
+    "a model that is a number": (["train", "small", "--run", "r", "--set", "model=3"],
+                                 "--set model.d_model=256"),
+    "a model that is a list": (["train", "small", "--run", "r", "--set", "model=[]"],
+                               "--set model.d_model=256"),
+    "a setting of a number": (["train", "small", "--run", "r", "--set", "a=1",
+                               "--set", "a.b=2"], "a is 1 by another --set"),
+    "no sentences to score": (["ablate", "table3-small", "--out", "o", "--sentences",
+                               "0"], "sentences=0: must be 1 or more"),
+    "fewer than none": (["ablate", "table3-small", "--out", "o", "--sentences", "-1"],
+                        "sentences=-1: must be 1 or more"),
+    "files of no lines": (["prepare", "--train", "empty", "empty", "--out", "o"],
+                          "no pair is left to train on. empty and empty: kept 0 of 0"),
+    "a vocabulary too large": (["prepare", "--train", "test.en", "test.de", "--out",
+                                "o"], "this text has no more than"),
+    "lines without a partner": (["prepare", "--train", "train.en", "test.de", "--out",
+                                 "o"], "--uneven drop"),
     "a missing text": (["translate", "run", "none.en", "--output", "x.de"], "none.en"),
     "no text to evaluate": (["evaluate", "run"], "--corpus"),
 }  # fmt: skip
@@ -199,12 +221,72 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_done_is_said_in_a_sentence(at, case, capsys, monkeypatch):
     piped(monkeypatch, b"")
+    (at / "empty").touch()
     words, telling = WRONG[case]
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith("transformer-lib: ") and telling in said
     assert "Traceback" not in said
     assert not {"o", "r", "x.de", "x.de.part"} & {path.name for path in at.iterdir()}
+
+
+ASKED = ["--beam-size", "1"], ["--alpha", "0"]
+
+
+@pytest.mark.parametrize("words", [
+    ["run", *ASKED[0], "test.en"], [*ASKED[0], "run", "test.en", *ASKED[1]],
+    ["run", "test.en", *ASKED[0], *ASKED[1]], [*ASKED[0], "run", *ASKED[1], "test.en"],
+    [*ASKED[0], *ASKED[1], "run", "test.en"], ["run", *ASKED[0], "--", "test.en"],
+])  # fmt: skip
+def test_files_stand_before_between_or_after_options(words):
+    asked = cli.build_parser().parse_args(["translate", *words])
+    assert asked.model == "run" and asked.files == [Path("test.en")]
+    assert asked.beam_size == 1 and asked.alpha in (0, 0.6)
+
+
+def test_several_files_and_what_is_no_option(capsys):
+    asked = cli.build_parser().parse_args(["parse", "a", "--beam-size", "2", "b"])
+    assert asked.files == [Path("a"), Path("b")]
+    for words, telling in ((["--beam", "x", "m"], "invalid int value"),
+                           (["m", "--colour", "f"], "unrecognized arguments: --colour"),
+                           (["--alpha", "0"], "are required: model\n")):  # fmt: skip
+        with pytest.raises(SystemExit):
+            main(["translate", *words])
+        assert telling in capsys.readouterr().err
+
+
+def shell(line, at):
+    """A shell's status, output and errors; "transformer-lib" is this library's."""
+    code = "from transformer_lib.command_line import main; raise SystemExit(main())"
+    line = line.replace("transformer-lib", f"{sys.executable} -c '{code}'")
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=at, text=True, capture_output=True, timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_streams_that_are_closed(at):
+    few = "head -n 2 test.en > few.en; transformer-lib translate run --beam-size 1"
+    status, out, errors = shell(f"{few} <&-", at)
+    assert status == 2 and not out and "standard input is closed" in errors
+    status, _, errors = shell(f"{few} few.en >&-", at)
+    assert status == 2 and "standard output is closed" in errors
+    assert shell(f"{few} few.en 2>&-", at)[0] == 0
+    assert shell(f"{few} few.en --output few.de <&- >&- 2>&-", at) == (0, "", "")
+    assert len((at / "few.de").read_text("utf-8").splitlines()) == 2
+
+
+def test_inputs_of_a_shell(at):
+    """What is read once may be a pipe; what is read several times may not."""
+    lines = "<(head -n 2 test.en) - <(head -n 1 test.en) < test.de"
+    status, out, _ = shell(f"transformer-lib translate run --beam-size 1 {lines}", at)
+    assert status == 0 and len(out.splitlines()) == 2 + 12 + 1
+    line = "transformer-lib prepare --out piped --train <(cat train.en) <(cat train.de)"
+    status, _, errors = shell(line, at)
+    assert status == 2 and "is a pipe or a device" in errors
+    assert not (at / "piped").exists()
 
 
 def test_settings_are_read_as_toml_and_reach_inside():

@@ -868,6 +868,16 @@ def test_different_numbers_of_lines(tmp_path):
     assert report.lines == {"line without a partner": [3]}
 
 
+def test_what_can_be_read_once_only_is_refused(tmp_path):
+    """A pipe, as a shell makes for <(...): text is read more than once."""
+    os.mkfifo(tmp_path / "x.en")
+    target = write(tmp_path / "x.de", "A\n")
+    with pytest.raises(CorpusUnavailable, match="x.en is a pipe or a device"):
+        stream_pairs(tmp_path / "x.en", target)
+    with pytest.raises(CorpusUnavailable, match="null is a pipe or a device"):
+        stream_pairs(target, "/dev/null")
+
+
 def test_columns(tmp_path):
     rows = "o1\ta\tA\no2\tb\tB\nbroken\no3\tc\tC\textra\no4\td\tD\n"
     path = write(tmp_path / "x.tsv", rows)
@@ -1351,8 +1361,10 @@ def test_decode_refuses_ids_out_of_range(tokenizer, ids):
     [
         (["a b"], 500, "word", "kind='word'"),
         ("one string", 500, "bpe", "one string"),
-        (["a b"] * 20, 5000, "bpe", "vocab_size=5000"),
-        (["a b"] * 20, 100, "bpe", "vocab_size=100"),
+        (["a b"] * 20, 5000, "bpe", r"vocab_size=5000: .* no more than \d+ pieces"),
+        (["a b"] * 20, 100, "bpe", r"vocab_size=100: the characters .* need \d+"),
+        ([], 300, "bpe", "no line has a word in it"),
+        (["", " "], 300, "unigram", "no line has a word in it"),
     ],
 )
 def test_train_refuses(sentences, size, kind, said):

@@ -269,8 +269,11 @@ def ablate(
         All results of the folder, those of other calls too.
 
     Raises:
-        ValueError: If a row is unknown, or the folder holds results of another base.
+        ValueError: If a row is unknown, the folder holds results of another base, or
+            sentences is below 1.
     """
+    if sentences < 1:
+        raise ValueError(f"sentences={sentences}: must be 1 or more.")
     out, todo = Path(out), list(planned(base, rows, seeds, longer))
     out.mkdir(parents=True, exist_ok=True)
     data_dir = Path(data_dir or out / "data")

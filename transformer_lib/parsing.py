@@ -35,7 +35,7 @@ import torch
 from tqdm import tqdm
 
 from .batches import Prepared, pad, prepare
-from .decoding import beam_search, evaluating
+from .decoding import beam_search, check_search, evaluating
 from transformer_lib.text import (
     BOS,
     DAMAGE,
@@ -900,10 +900,12 @@ def parse(
         show: Whether to show a progress bar.
 
     Raises:
-        ValueError: If a sentence has no words; it says which.
+        ValueError: If a sentence has no words (it says which), or a setting is not
+            allowed.
 
     Source: Vaswani et al. 2017, section 6.3.
     """
+    check_search(beam_size, alpha)
     if isinstance(sentences, str):
         raise ValueError("sentences is one string: give a list of sentences.")
     leaves = [sentence_leaves(sentence) for sentence in sentences]

@@ -18,7 +18,7 @@ __all__ = ['NOUNS', 'ANY', 'ALIVE', 'NOT_PEOPLE', 'ADJECTIVES', 'PRONOUNS', 'VER
            'load_newstest', 'CleaningReport', 'open_text', 'check_start', 'split_member', 'open_member', 'read_lines',
            'two_files', 'uneven_files', 'one_file', 'judge', 'stream_pairs', 'clean', 'decode_side', 'load_corpus',
            'stream_corpus', 'user_files', 'stream_files', 'origin_of', 'count_words', 'pairs_in', 'merge_pair',
-           'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs', 'merge_everywhere', 'Tokenizer']
+           'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs', 'merge_everywhere', 'why_no_vocabulary', 'Tokenizer']
 
 # %% ../notebooks/08_text.ipynb #4bcfe230
 import codecs
@@ -1107,9 +1107,14 @@ def open_text(path: str | Path) -> io.BufferedReader:
         path: The file; "some.zip/name" reads one of several files in an archive.
 
     Raises:
-        CorpusUnavailable: If it is not there, or not such a file.
+        CorpusUnavailable: If it is not there, or not such a file, or is a pipe.
     """
     path, member = split_member(Path(path).expanduser())
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise CorpusUnavailable(
+            f"{path} is a pipe or a device and can be read only once, but a text is "
+            "read several times: write it to a file first."
+        )
     try:
         with open(path, "rb") as file:
             start = file.read(300)
@@ -1216,7 +1221,7 @@ def uneven_files(sides: Sequence, counts: Sequence[int]) -> str:
         f"line {min(counts) + 1:,} on there is no partner. But where a line is missing "
         "before, all pairs after it are wrong, so nothing was read. Find "
         "the missing lines; or, if the longer file has them at its end, drop them "
-        "with uneven='drop'."
+        "with uneven='drop' (on the command line: --uneven drop)."
     )
 
 
@@ -1604,6 +1609,26 @@ def merge_everywhere(
         add_pairs(words[i], times[i], changes, where, i)
     return {changed: n for changed, n in changes.items() if n}
 
+# %% ../notebooks/08_text.ipynb #3e31b978
+def why_no_vocabulary(said: str, vocab_size: int) -> str:
+    """What SentencePiece says when it cannot learn, as a sentence that helps."""
+    if "!sentences_.empty()" in said or "(all_chars_count) > (0)" in said:
+        return (
+            "there is no text to learn a vocabulary from: no line has a word in it and "
+            "at most 4,192 bytes."
+        )
+    if most := re.search(r"a value <= (\d+)", said):
+        return (
+            f"vocab_size={vocab_size}: this text has no more than {most[1]} pieces; "
+            "take fewer, or more text."
+        )
+    if least := re.search(r"required_chars\. \d+ vs (\d+)", said):
+        return (
+            f"vocab_size={vocab_size}: the characters of this text alone need "
+            f"{least[1]} pieces; take more."
+        )
+    return f"SentencePiece cannot make vocab_size={vocab_size} from this text: {said}"
+
 # %% ../notebooks/08_text.ipynb #b32f91a0
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL = "<pad>", "<unk>", "<s>", "</s>"
@@ -1652,8 +1677,8 @@ class Tokenizer:
             threads: Threads that learn.
 
         Raises:
-            ValueError: If kind is unknown, sentences is one string, or the text is
-                too small or too varied for vocab_size.
+            ValueError: If kind is unknown, sentences is one string, there is no text,
+                or it is too small or too varied for vocab_size.
         """
         if kind not in ("bpe", "unigram"):
             raise ValueError(f"kind={kind!r}: must be 'bpe' or 'unigram'.")
@@ -1668,10 +1693,7 @@ class Tokenizer:
                 num_threads=threads, minloglevel=2,
             )  # fmt: skip
         except RuntimeError as error:
-            raise ValueError(
-                f"SentencePiece cannot make vocab_size={vocab_size} from this text: "
-                f"{error}"
-            ) from error
+            raise ValueError(why_no_vocabulary(str(error), vocab_size)) from error
         return cls(out.getvalue())
 
     @classmethod
