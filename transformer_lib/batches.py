@@ -794,6 +794,8 @@ def write_prepared(
     if tokenizer is None:
         text = within(texts["train"], settings["max_words"])
         sample = sample_pairs(text, settings["sample_size"], settings["seed"])
+        if not sample:
+            raise ValueError(f"no pair is left to train on. {streams['train'].report}")
         sides = (side for pair in sample for side in pair)
         tokenizer = Tokenizer.train(sides, settings["vocab_size"], settings["kind"])
         del sample

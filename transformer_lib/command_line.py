@@ -6,11 +6,12 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/90_c
 
 # %% auto #0
 __all__ = ['PACKAGES', 'CHECKS', 'EXAMPLES', 'COMMANDS', 'run_prepare', 'corpus_asked', 'settings_asked', 'recipe_asked',
-           'run_train', 'run_average', 'lines_of', 'decoded', 'run_translate', 'run_parse', 'run_evaluate', 'report',
-           'run_ablate', 'run_export', 'unseen', 'needs', 'run_serve', 'run_doctor', 'check_python', 'check_torch',
-           'check_gpu', 'check_packages', 'check_disk', 'check_corpora', 'check_model', 'add_corpus', 'add_decoding',
-           'build_parser', 'fill_prepare', 'fill_train', 'fill_ablate', 'fill_average', 'fill_translate', 'fill_export',
-           'fill_serve', 'fill_parse', 'fill_evaluate', 'main', 'say']
+           'run_train', 'run_average', 'lines_of', 'open_input', 'decoded', 'run_translate', 'run_parse',
+           'run_evaluate', 'report', 'run_ablate', 'run_export', 'unseen', 'needs', 'run_serve', 'run_doctor',
+           'check_python', 'check_torch', 'check_gpu', 'check_packages', 'check_disk', 'check_corpora', 'check_model',
+           'add_corpus', 'add_decoding', 'CommandParser', 'build_parser', 'fill_prepare', 'fill_train', 'fill_ablate',
+           'fill_average', 'fill_translate', 'fill_export', 'fill_serve', 'fill_parse', 'fill_evaluate', 'main',
+           'open_streams', 'say']
 
 # %% ../notebooks/90_command_line.ipynb #3aedf92d
 import argparse
@@ -77,7 +78,7 @@ def settings_asked(assignments: Iterable[str]) -> dict:
     """Turn "warmup=200" and "model.dropout=0.1" into settings of a recipe.
 
     Raises:
-        ValueError: If there is no equals sign.
+        ValueError: If there is no equals sign, or a name before a dot has a value.
     """
     settings = {}
     for assignment in assignments:
@@ -92,12 +93,21 @@ def settings_asked(assignments: Iterable[str]) -> dict:
         place = settings
         for part in outer:
             place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ValueError(
+                    f"--set {assignment}: {part} is {place!r} by another --set, and "
+                    "has no settings of its own."
+                )
         place[last] = value
     return settings
 
 # %% ../notebooks/90_command_line.ipynb #c258bb9b
 def recipe_asked(asked: argparse.Namespace):
-    """The recipe that was asked for, with --set's changes, fit for --data."""
+    """The recipe that was asked for, with --set's changes, fit for --data.
+
+    Raises:
+        ValueError: If a setting cannot be.
+    """
     from transformer_lib.batches import load_prepared
     from transformer_lib.training import Recipe
 
@@ -109,7 +119,12 @@ def recipe_asked(asked: argparse.Namespace):
                 "copies")  # fmt: skip
         prepared = {name: data["settings"].get(name) for name in kept}
         changes = {"corpus": data["corpus"], **prepared, **changes}
-    changes["model"] = recipe.model | changes.get("model", {})
+    if not isinstance(model := changes.get("model", {}), dict):
+        raise ValueError(
+            f"--set model={model}: set one by one what the model has, such as "
+            "--set model.d_model=256."
+        )
+    changes["model"] = recipe.model | model
     return Recipe.load(asked.recipe, **changes)
 
 # %% ../notebooks/90_command_line.ipynb #080f9022
@@ -150,20 +165,27 @@ def run_average(asked: argparse.Namespace) -> None:
 
 # %% ../notebooks/90_command_line.ipynb #5a0f03cc
 def lines_of(files: Iterable[Path]) -> Iterator[str]:
-    """The lines of files, or of standard input where there are none.
+    """The lines of files, or of standard input where there are none; "-" is it too.
 
     Raises:
-        ValueError: If a file cannot be read.
+        ValueError: If a file cannot be read, or standard input is closed.
     """
-    for path in list(files) or [None]:
-        name = path or "standard input"
+    for path in map(str, list(files) or ["-"]):
+        name = "standard input" if path == "-" else path
         try:
-            with open(path, "rb") if path else contextlib.nullcontext(
-                getattr(sys.stdin, "buffer", sys.stdin)
-            ) as file:
+            with open_input(path) as file:
                 yield from decoded(file, name)
         except OSError as error:
             raise ValueError(f"{name} cannot be read: {error.strerror}.") from error
+
+
+def open_input(path: str) -> contextlib.AbstractContextManager:
+    """A file of bytes, or for "-" standard input, which is not closed at the end."""
+    if path != "-":
+        return open(path, "rb")
+    if sys.stdin is None:
+        raise ValueError("standard input is closed: give a FILE, or text by a pipe.")
+    return contextlib.nullcontext(getattr(sys.stdin, "buffer", sys.stdin))
 
 
 def decoded(file: Iterable, name: str | Path) -> Iterator[str]:
@@ -445,6 +467,22 @@ with the model that ships:
 """
 
 
+class CommandParser(argparse.ArgumentParser):
+    """A parser of a command: files may stand before, between or after its options."""
+
+    passes = 0
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Find the options first, then what stands alone."""
+        if self.passes:  # asked by the two passes themselves
+            return super().parse_known_args(args, namespace)
+        self.passes = 2
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.passes = 0
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -453,7 +491,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train a Transformer on parallel text, and translate with it.",
     )  # fmt: skip
     parser.add_argument("--version", action="store_true", help="say the version")
-    commands = parser.add_subparsers(metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=CommandParser)
     for name, (run, fill, example) in COMMANDS.items():
         command = commands.add_parser(
             name, help=run.__doc__.splitlines()[0], description=run.__doc__,
@@ -532,7 +570,7 @@ def fill_average(parser: argparse.ArgumentParser) -> None:
 def fill_translate(parser: argparse.ArgumentParser) -> None:
     """Options of translate."""
     add_decoding(parser)
-    parser.add_argument("files", type=Path, nargs="*", metavar="FILE",
+    parser.add_argument("files", type=Path, nargs="*", metavar="FILE", default=[],
                         help="text, a sentence a line (standard input)")
     parser.add_argument("--output", type=Path, metavar="FILE",
                         help="where the lines go (standard output)")
@@ -564,7 +602,7 @@ def fill_serve(parser: argparse.ArgumentParser) -> None:
 
 def fill_parse(parser: argparse.ArgumentParser) -> None:
     """Options of parse."""
-    parser.add_argument("files", type=Path, nargs="*", metavar="FILE",
+    parser.add_argument("files", type=Path, nargs="*", metavar="FILE", default=[],
                         help="text, a sentence a line (standard input)")
     parser.add_argument("--model", default="craft-parsing", metavar="MODEL",
                         help="the folder of a parser (the one that ships)")
@@ -622,6 +660,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
+        open_streams(asked)
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda message, *_: say(message)
@@ -638,6 +677,18 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         say(error)
         return 2
+
+
+def open_streams(asked: argparse.Namespace) -> None:
+    """Give a place to what is said where a shell has closed it (with 2>&- or >&-).
+
+    Raises:
+        ValueError: If standard output is closed, and results are to go there.
+    """
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+    if sys.stdout is None and not getattr(asked, "output", None):
+        raise ValueError("standard output is closed: send it to a file with > FILE.")
+    sys.stdout = sys.stdout or open(os.devnull, "w")
 
 
 def say(message) -> None:
