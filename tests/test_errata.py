@@ -320,7 +320,8 @@ def printed():
     names |= {n: v for n, v in vars(errata).items() if not n.startswith("__")}
     for cell in CELLS:
         source = "".join(cell["source"])
-        claims = re.search(r"\b(beside|smoothed|shift_error)\(|\bown = ", source)
+        marks = r"\b(beside|smoothed|shift_error|products)\(|\bown = |\bTABLE_2\b"
+        claims = re.search(marks, source)
         if cell["cell_type"] != "code" or "#| export" in source or not claims:
             continue
         if "learn(" in source or "exercise" in cell["metadata"].get("tags", []):
