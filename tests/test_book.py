@@ -44,7 +44,7 @@ def test_one_title(name):
 
 @each_page
 def test_no_directive_lines(name):
-    found = re.findall(r"^\s*#\s*\|.*$", page(name).text, re.M)
+    found = re.findall(r"^\s*#\s*(?:\||@title).*$", page(name).text, re.M)
     assert not found
 
 

@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -29,12 +31,14 @@ EXTRAS = {
     for extra, lines in PROJECT["optional-dependencies"].items()
 }
 GUARD = """\
+#@title Install the library, where it is not there yet
 import importlib.util
 
 if importlib.util.find_spec("transformer_lib") is None:
     %pip install -q git+https://github.com/literate-transformer/literate-transformer"""
 # Chapters that need more than the library: what they import, and the extra that has it.
 GUARD_OF_MORE = """\
+#@title Install the library, where it is not there yet
 import importlib.util
 
 needed = {}
@@ -123,8 +127,14 @@ def test_headings(path):
 @each_chapter
 def test_tags_and_metadata(path):
     for cell in cells(path):
-        assert set(cell["metadata"]) <= {"tags", "mystnb"}, cell["id"]
-        assert set(cell["metadata"].get("tags", [])) <= TAGS, cell["id"]
+        assert set(cell["metadata"]) <= {"cellView", "tags", "mystnb"}, cell["id"]
+        tags = set(cell["metadata"].get("tags", []))
+        assert tags <= TAGS, cell["id"]
+        folded = tags & {"hide-input", "hide-cell", "remove-cell", "remove-input"}
+        view = cell["metadata"].get("cellView")
+        assert view == ("form" if folded else None), (
+            f"cell {cell['id']}: Colab folds what the book folds: book/_tools/fold.py"
+        )
 
 
 @each_chapter
@@ -207,3 +217,23 @@ def test_every_chapter_is_in_the_book():
     toc = (ROOT / "_toc.yml").read_text("utf-8")
     missing = [p.stem for p in PATHS if f"notebooks/{p.stem}\n" not in toc]
     assert not missing, f"not in _toc.yml: {missing}"
+
+
+def test_what_the_book_folds_colab_folds(tmp_path):
+    code = {"cell_type": "code", "id": "a", "source": "1"}
+    cells = [
+        {**code, "metadata": {"tags": ["hide-input", "not-live"]}},
+        {**code, "metadata": {"cellView": "form", "mystnb": {}}},
+        {**code, "metadata": {"tags": ["exercise"]}},
+        {"cell_type": "markdown", "id": "b", "metadata": {}, "source": "text"},
+    ]
+    path = tmp_path / "some.ipynb"
+    path.write_text(json.dumps({"cells": cells}), "utf-8")
+    tool = [sys.executable, str(ROOT / "book/_tools/fold.py")]
+    check = subprocess.run([*tool, "--check", path], capture_output=True, text=True)
+    assert check.returncode and "some.ipynb: a, some.ipynb: a" in check.stderr
+    subprocess.run([*tool, path], check=True)
+    metadata = [cell["metadata"] for cell in json.loads(path.read_text())["cells"]]
+    folded = {"cellView": "form", "tags": ["hide-input", "not-live"]}
+    assert metadata == [folded, {"mystnb": {}}, {"tags": ["exercise"]}, {}]
+    subprocess.run([*tool, "--check", path], check=True)

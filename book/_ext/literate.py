@@ -1,7 +1,7 @@
 """Sphinx extension of this book.
 
-It hides nbdev's ``#|`` lines, writes under each chapter's title how long the chapter
-took to run, and gives the directive ``{chapter-times}``, a table of all of them.
+It hides nbdev's ``#|`` lines and Colab's titles, writes under each chapter's title how
+long the chapter took to run, and gives the directive ``{chapter-times}``, a table of all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
-DIRECTIVE = re.compile(r"^\s*#\s*\|.*$")
+DIRECTIVE = re.compile(r"^\s*#\s*(\||@title\b).*$")
 CHAPTERS = "notebooks"
 
 

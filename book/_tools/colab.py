@@ -7,7 +7,7 @@
 An environment outside of the project gets torch and the packages of colab.txt. Each
 notebook then lies alone in a folder of its own, and its first cell installs what it
 needs with pip, from a git repository that holds the project's files as they are here
-and stands in for the public address. What was installed before must still be there
+and stands in for the public address. Torch and the like must still be there
 afterwards, in the same version. A chapter that ran is not run again as long as it, the
 library and the environment are the same; the names of those that failed come last, with
 their logs. Colab has Python 3.12: PYTHON=python3.12 comes closest.
@@ -31,6 +31,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = Path(__file__).with_name("colab.txt")
 ADDRESS = "https://github.com/literate-transformer/literate-transformer"
+# A first cell must not replace these: they are in use, or much depends on them.
+KEPT = {"torch", "numpy", "matplotlib", "ipython", "ipykernel", "scikit-learn", "scipy"}
 TIMEOUT = 1800  # seconds a cell may take
 # Runs a notebook in the folder where it lies; what went wrong comes last.
 RUN = """\
@@ -165,10 +167,10 @@ def chosen(names: list[str]) -> list[Path]:
 
 
 def first_cells(place: Path, notebooks: list[Path]) -> None:
-    """Let the first cell of each kind install what it says; nothing else may change.
+    """Let the first cell of each kind install what it says.
 
     Raises:
-        SystemExit: If it cannot, or replaced what Colab has.
+        SystemExit: If it cannot, or replaced what the running kernel or torch use.
     """
     before, seen = installed(place), set()
     for notebook in notebooks:
@@ -182,10 +184,12 @@ def first_cells(place: Path, notebooks: list[Path]) -> None:
             sys.exit(f"The first cell of {notebook.stem} failed: "
                      f"{place / 'logs' / notebook.stem}.log")  # fmt: skip
     after = installed(place)
-    changed = [f"{n} {v} -> {after.get(n)}" for n, v in before.items()
-               if after.get(n) != v and n != "transformer-lib"]  # fmt: skip
+    changed = {n: f"{n} {v} -> {after.get(n)}" for n, v in before.items()
+               if after.get(n) != v and n != "transformer-lib"}  # fmt: skip
     if changed:
-        sys.exit(f"The first cells replaced what was there: {', '.join(changed)}")
+        print("  replaced by the first cells:", *changed.values())
+    if KEPT & set(changed):
+        sys.exit("These must stay as they are: " + ", ".join(KEPT & set(changed)))
     where = [place / "env" / "bin" / "python", "-c",
              "import transformer_lib; print(transformer_lib.__file__)"]  # fmt: skip
     library = run(where, cwd=place, env=variables(place)).stdout.strip()

@@ -86,6 +86,7 @@ def to_notebook(text: Path, notebook: Path) -> None:
     try:
         run(BIN / "jupytext", "--quiet", "--to", "ipynb", "--update", text, "-o", draft)
         run(sys.executable, TOOLS / "exercises.py", draft)
+        run(sys.executable, TOOLS / "fold.py", draft)
         run(BIN / "nbdev-clean", "--fname", draft)
         run(BIN / "nbstripout", "--keep-id", draft)
         draft.replace(notebook)
