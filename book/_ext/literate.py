@@ -1,7 +1,8 @@
 """Sphinx extension of this book.
 
 It hides nbdev's ``#|`` lines and Colab's titles, writes under each chapter's title how
-long the chapter took to run, and gives the directive ``{chapter-times}``, a table of all of them.
+long the chapter took to run, and gives the directive ``{chapter-times}``, a table of
+all of them.
 """
 
 from __future__ import annotations
