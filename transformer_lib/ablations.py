@@ -6,16 +6,19 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/16_a
 
 # %% auto #0
 __all__ = ['PAPER_BASE', 'BIG', 'TABLE3', 'PRE_NORM', 'ROWS', 'CLAIMS', 'EQUAL', 'Row', 'heads', 'scaled', 'full_settings',
-           'variation', 'measure', 'claimed', 'finished', 'ablate', 'planned', 'read_results', 'mean_and_spread',
-           'table', 'table_text', 'losses', 'paired_differences', 'pooled_spread', 'within_t', 't_quantile',
-           'paper_difference', 'holm', 'compare', 'verdict_on', 'sign_agreement', 'ranks', 'rank_agreement',
-           'bootstrap_agreement']
+           'variation', 'measure', 'claimed', 'finished', 'ablate', 'planned', 'read_results', 'ablate_side_by_side',
+           'mean_and_spread', 'table', 'table_text', 'losses', 'paired_differences', 'pooled_spread', 'within_t',
+           't_quantile', 'paper_difference', 'holm', 'compare', 'verdict_on', 'sign_agreement', 'ranks',
+           'rank_agreement', 'bootstrap_agreement']
 
 # %% ../notebooks/16_ablations.ipynb #1eccaad5
+import importlib
 import json
 import math
+import multiprocessing
 import random
 import statistics
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -316,6 +319,55 @@ def read_results(out: str | Path) -> list[dict]:
     order = {key: i for i, key in enumerate(ROWS)}
     found = [json.loads(path.read_text("utf-8")) for path in Path(out).glob("*-*.json")]
     return sorted(found, key=lambda r: (order[r["row"]], r["seed"]))
+
+# %% ../notebooks/16_ablations.ipynb #5b0c7efa
+def ablate_side_by_side(
+    base: Recipe, out: str | Path, processes: int = 4, max_seconds: float = math.inf,
+    **settings,
+) -> list[dict]:  # fmt: skip
+    """Run rows of Table 3 in several processes at once, as far as the time goes.
+
+    Args:
+        base: The recipe of the first row.
+        out: Folder of the runs and of their results.
+        processes: How many rows run at a time.
+        max_seconds: After this time the processes are ended; a row half done goes on
+            from its last checkpoint when this is called again.
+        **settings: As for ablate: rows, seeds, data_dir, device and so on.
+
+    Returns:
+        All results of the folder.
+
+    Raises:
+        ValueError: If processes is below 1, or as ablate.
+        RuntimeError: If a process ended with an error; what is finished is kept.
+    """
+    if processes < 1:
+        raise ValueError(f"processes={processes}: must be 1 or more.")
+    out, settings = Path(out).absolute(), {"show": False} | settings
+    rows, seeds = settings.get("rows", tuple(ROWS)), settings.get("seeds", (0,))
+    list(planned(base, rows, seeds, settings.get("longer", False)))
+    ablate(base, out, **settings | {"rows": ()})  # the text, once for all of them
+    work = importlib.import_module("transformer_lib.ablations").ablate
+    start = multiprocessing.get_context("spawn").Process
+    running = [start(target=work, args=(base, out), kwargs=settings)
+               for _ in range(processes)]  # fmt: skip
+    end = time.monotonic() + max_seconds
+    try:
+        for process in running:
+            process.start()
+        while any(p.is_alive() for p in running) and time.monotonic() < end:
+            time.sleep(0.1)
+    finally:
+        for process in (p for p in running if p.pid):
+            process.terminate()
+            process.join()
+    if failed := sum(process.exitcode > 0 for process in running):
+        raise RuntimeError(
+            f"{failed} of {processes} processes ended with an error, which stands "
+            f"above; finished rows are kept in {out}."
+        )
+    return read_results(out)
 
 # %% ../notebooks/16_ablations.ipynb #76cc04b7
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:

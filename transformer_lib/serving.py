@@ -1046,12 +1046,16 @@ class CTranslate2Model:
         folder: What export_ctranslate2 wrote.
         threads: Threads of one translation, at most 256.
         kind: How it computes; as the weights are stored, if "default".
+        device: "cpu", which it is made for, or "cuda".
 
     Raises:
         ValueError: If it is no export, or threads is out of bounds.
     """
 
-    def __init__(self, folder: str | Path, threads: int = 1, kind: str = "default"):
+    def __init__(
+        self, folder: str | Path, threads: int = 1, kind: str = "default",
+        device: str = "cpu",
+    ):  # fmt: skip
         import ctranslate2
 
         check_threads(threads)
@@ -1066,8 +1070,9 @@ class CTranslate2Model:
         self.names = piece_names(self.tokenizer)
         self.max_length = trained_length(read_config(folder))
         self.engine = ctranslate2.Translator(
-            str(folder), compute_type=kind, intra_threads=threads, inter_threads=1
-        )
+            str(folder), device=device, compute_type=kind, intra_threads=threads,
+            inter_threads=1,
+        )  # fmt: skip
 
     def decode(
         self, rows: Sequence[Sequence[int]], beam_size: int = 4, alpha: float = 0.6,

@@ -1077,7 +1077,7 @@ class Trainer:
 
 # %% ../notebooks/11_training.ipynb #79004a0b
 def run_loop(trainer: Trainer, max_seconds: float, show: bool) -> None:
-    """Update until max_steps or max_seconds; validate and save on the way.
+    """Update until max_steps or max_seconds; validate and save on the way, and then.
 
     Raises:
         FloatingPointError: If a loss or gradient is not finite; it names the batch.
@@ -1089,12 +1089,15 @@ def run_loop(trainer: Trainer, max_seconds: float, show: bool) -> None:
         unit=" updates", dynamic_ncols=True,
     )  # fmt: skip
     trainer.model.train()
+    over = False
     with made_ahead(groups(trainer), recipe.prefetch) as ready:
-        while at.step < recipe.max_steps and at.seconds - before <= max_seconds:
+        while at.step < recipe.max_steps and not over:
             since.add(one_update(trainer, *next(ready)), time.monotonic())
             at.seconds = before + time.monotonic() - began
             show_progress(trainer.bar, since)
-            if at.step % recipe.validate_every == 0 or at.step >= recipe.max_steps:
+            over = at.step >= recipe.max_steps or at.seconds - before > max_seconds
+            over = summed_over_processes(over) > 0  # all stop at the same update
+            if at.step % recipe.validate_every == 0 or over:
                 validate_and_save(trainer, since)
                 at.seconds, since = before + time.monotonic() - began, Window()
     trainer.bar.close()
@@ -1636,16 +1639,16 @@ def train(
         run_dir: Folder of the run.
         data_dir: A folder that prepare wrote; prepared in the run's folder if None.
         device: "cpu" or "cuda"; as default_device says if None.
-        max_seconds: Stop after this time; what came after the last validation is
-            done again when the run goes on.
+        max_seconds: Stop after this time, with a validation and a checkpoint; called
+            again, the run goes on from there.
         show: Whether to show a progress bar and a line for each validation.
 
     Returns:
         The run, with the best weights so far.
 
     Raises:
-        ValueError: If the folder holds a run of another recipe or other files, if
-            another process trains there, or the time was too short for one validation.
+        ValueError: If the folder holds a run of another recipe or other files, or if
+            another process trains there.
         FloatingPointError: If a loss or gradient is not finite; it names the batch.
         OSError: If a checkpoint cannot be written; the one before it is kept.
     """

@@ -1,0 +1,266 @@
+"""Small and full: read in one place, told in each chapter's head, and both run."""
+
+import ast
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from transformer_lib import ablations, training
+from transformer_lib.ablations import ablate_side_by_side
+from transformer_lib.batches import prepare
+from transformer_lib.training import Recipe, load_run, train
+from transformer_lib.transformer import by_scale, seconds_allowed
+
+matplotlib.use("Agg")
+ROOT = Path(__file__).parents[1]
+SCALED = sorted(
+    path for path in ROOT.glob("notebooks/*.ipynb") if "08" <= path.stem[:2] <= "21"
+)
+SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.1}
+
+
+def cells_of(stem: str) -> list[dict]:
+    (path,) = ROOT.glob(f"notebooks/{stem}*.ipynb")
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    return [{**cell, "source": "".join(cell["source"])} for cell in cells]
+
+
+# --- one place ------------------------------------------------------------------------
+
+
+def test_by_scale(monkeypatch):
+    monkeypatch.delenv("TRANSFORMER_LIB_SCALE", raising=False)
+    assert by_scale(1, 2) == 1
+    monkeypatch.setenv("TRANSFORMER_LIB_SCALE", "small")
+    assert by_scale("a", "b") == "a"
+    monkeypatch.setenv("TRANSFORMER_LIB_SCALE", "full")
+    assert by_scale(1, 2) == 2
+    monkeypatch.setenv("TRANSFORMER_LIB_SCALE", "Full")
+    with pytest.raises(ValueError, match="'Full': must be 'small' or 'full'"):
+        by_scale(1, 2)
+
+
+def test_seconds_allowed(monkeypatch):
+    monkeypatch.delenv("TRANSFORMER_LIB_MINUTES", raising=False)
+    assert seconds_allowed(20) == 1200
+    monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "0.5")
+    assert seconds_allowed(20) == 30
+    for wrong in ("0", "-1", "nan", "soon"):
+        monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", wrong)
+        with pytest.raises(ValueError, match=f"{wrong}.*must be above 0"):
+            seconds_allowed(20)
+
+
+def test_the_variables_are_read_in_one_place():
+    """In all notebooks, one exported cell asks the environment."""
+    found = [
+        path.stem
+        for path in ROOT.glob("notebooks/*.ipynb")
+        for cell in json.loads(path.read_text("utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+        and re.search(
+            r"environ.*TRANSFORMER_LIB_(SCALE|MINUTES)", "".join(cell["source"])
+        )
+    ]
+    assert set(found) == {"07_transformer"} and len(found) == 2
+
+
+# --- the heads ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", SCALED, ids=lambda path: path.stem)
+def test_the_head_names_both_scales_and_the_code_reads_them(path):
+    cells = cells_of(path.stem)
+    box = next(c["source"] for c in cells[:3] if "> **Time**" in c["source"])
+    lines = re.sub(r"\n> ", " ", box)
+    small = re.search(r"\n?> \*\*Small\*\* \(the default\) .{20,}", lines)
+    full = re.search(
+        r"\*\*Full\*\* \(`TRANSFORMER_LIB_SCALE=full`[^)]*\) .{20,}", lines
+    )
+    assert small and full, "the box at the head says what small and full do"
+    code = [c["source"] for c in cells if c["cell_type"] == "code"]
+    called = [
+        node
+        for source in code
+        if "by_scale" in source and not source.startswith(("%", "#| export"))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "by_scale"
+    ]
+    assert called, "no cell of the chapter computes anything else at scale full"
+    for call in called:
+        assert ast.dump(call.args[0]) != ast.dump(call.args[1]), "both are the same"
+
+
+def test_how_to_read_tells_of_the_scale_and_of_colab():
+    text = (ROOT / "book" / "how_to_read.md").read_text("utf-8")
+    for name in ("SCALE", "MINUTES", "DEVICE", "RUNS"):
+        assert f"| `TRANSFORMER_LIB_{name}` |" in text
+    for said in ("Change runtime type", "drive.mount", "After a disconnect"):
+        assert said in text
+    start = cells_of("11_training")[1]["source"] + cells_of("11_training")[2]["source"]
+    assert "drive.mount" in start and "TRANSFORMER_LIB_RUNS" in start
+
+
+# --- a run that stops when its time is up, and goes on --------------------------------
+
+
+LOAD = Recipe.load  # as it is when no test has put another in its place
+
+
+def tiny(**changes) -> Recipe:
+    settings = {"max_steps": 6, "validate_every": 4, "max_tokens": 400, "model": SIZES}
+    return LOAD("grammar", **settings | changes)
+
+
+def test_time_that_is_up_loses_nothing(tmp_path):
+    """Stopped after one update, then finished: bit for bit the run in one go."""
+    import torch
+
+    cut = train(tiny(), tmp_path / "cut", max_seconds=0.0, device="cpu", show=False)
+    assert cut.progress.step == 1
+    data = tmp_path / "cut" / "data"
+    whole = train(tiny(), tmp_path / "whole", data, device="cpu", show=False)
+    cut = train(tiny(), tmp_path / "cut", device="cpu", show=False)
+    last = [load_run(tmp_path / name, "cpu", "last") for name in ("cut", "whole")]
+    for a, b in zip(*(run.model.parameters() for run in last), strict=True):
+        assert torch.equal(a, b)
+    assert [r["step"] for r in cut.history] == [1, 4, 6]
+    assert [r["step"] for r in whole.history] == [4, 6]
+
+
+# --- full, with the time shrunk -------------------------------------------------------
+
+
+@pytest.fixture
+def full(monkeypatch, tmp_path):
+    """Scale full for a second, with recipes cut down to this machine's size."""
+    monkeypatch.setenv("TRANSFORMER_LIB_SCALE", "full")
+    monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "0.02")
+    monkeypatch.setenv("TRANSFORMER_LIB_RUNS", str(tmp_path / "runs"))
+    asked = []
+
+    def load(name, **changes):
+        asked.append(name)
+        return tiny(max_steps=100_000, validate_every=50_000, warmup=400, **changes)
+
+    monkeypatch.setattr(Recipe, "load", load)
+    return asked
+
+
+def run_cells(stem: str, names: dict, *marks: str) -> dict:
+    """Run the cells of a chapter that hold these marks, in their order."""
+    code = [c["source"] for c in cells_of(stem) if c["cell_type"] == "code"]
+    for mark in marks:
+        (source,) = [c for c in code if mark in c and not c.startswith("#| export")]
+        exec(compile(source, mark, "exec"), names)
+    return names
+
+
+def names_of(module, **more) -> dict:
+    return (
+        dict(vars(module))
+        | {"by_scale": by_scale, **more}
+        | {"seconds_allowed": seconds_allowed}
+    )
+
+
+def test_chapter_11_at_full_begins_from_nothing_and_goes_on(full, tmp_path):
+    import shutil
+
+    names = names_of(training, shutil=shutil, CorpusUnavailable=ValueError)
+    run_cells("11", names, "short_run = train(")
+    first = names["short_run"].progress.step
+    assert full == ["tatoeba-en-de-gpu"] and first >= 1
+    assert not Recipe.load(full[0]).start_from
+    run_cells("11", names, "short_run = train(")
+    assert names["short_run"].progress.step > first
+    assert names["short_run"].progress.seconds < 60
+
+
+def test_the_recipe_of_full_runs_from_nothing():
+    recipe = Recipe.load("tatoeba-en-de-gpu")
+    assert not recipe.start_from and recipe.max_words is None
+
+
+def test_chapter_15_at_full_goes_on_with_the_papers_recipe(full, tmp_path, capsys):
+    from transformer_lib import wmt
+
+    folder = tmp_path / "runs" / "wmt14-en-de" / "data"
+    recipe = tiny()
+    prepare("grammar-en-de", folder, recipe.vocab_size, max_length=recipe.max_length)
+    names = names_of(wmt, Recipe=Recipe, train=train, math=math)
+    names["runs_folder"] = training.runs_folder
+    for _ in range(2):
+        run_cells("15", names, "def an_hour_of_the_paper")
+    one, two = re.findall(r"^update (\d+) of 100,000", capsys.readouterr().out, re.M)
+    assert full == ["wmt14-en-de-base"] * 2 and int(two) > int(one) >= 1
+
+
+def test_chapter_16_at_full_runs_rows_side_by_side(full, monkeypatch, capsys):
+    monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "2")
+    short = tiny(max_steps=4, validate_every=2, warmup=4)
+    monkeypatch.setattr(Recipe, "load", lambda name: short)
+    rows = ("base", "pre-norm")
+    found = names_of(ablations, runs_folder=training.runs_folder)
+    found["ablate_side_by_side"] = lambda base, out, **rest: ablate_side_by_side(
+        base, out, 2, rows=rows, sentences=2, device="cpu", **rest
+    )
+    run_cells(
+        "16", found, "def rows_of_an_hour", "by_scale(lambda: None, rows_of_an_hour)"
+    )
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^{row} +1 ", said, re.M) for row in rows)
+
+
+def test_rows_that_are_cut_off_go_on(tmp_path):
+    base = tiny(max_steps=100_000, validate_every=2, warmup=4)
+    out = tmp_path / "rows"
+    for _ in range(10):  # on a busy machine one round may end before the first update
+        found = ablate_side_by_side(
+            base, out, 2, max_seconds=25, rows=("base", "D-drop0.0"), device="cpu",
+            sentences=2,
+        )  # fmt: skip
+        assert found == []
+        if len(list(out.glob("*/last.safetensors"))) == 2:
+            break
+    runs = [load_run(out / f"{row}-0", "cpu") for row in ("base", "D-drop0.0")]
+    assert min(run.progress.step for run in runs) >= 2
+    with pytest.raises(ValueError, match="processes=0: must be 1 or more"):
+        ablate_side_by_side(base, out, 0)
+    with pytest.raises(ValueError, match="num_layers=2 of the paper's 6"):
+        ablate_side_by_side(base, out, 2, rows=("C-N2",))
+
+
+def test_an_error_in_a_row_is_told(tmp_path):
+    base = tiny(max_steps=4, validate_every=2, warmup=4)
+    out = tmp_path / "rows"
+    done = ablate_side_by_side(base, out, 1, rows=("base",), device="cpu", sentences=2)
+    assert [line["row"] for line in done] == ["base"]
+    other = dataclasses.replace(base, seed=0, max_steps=6)
+    with pytest.raises(RuntimeError, match="1 of 1 processes ended with an error"):
+        ablate_side_by_side(other, out, 1, rows=("base",), device="cpu", sentences=2)
+
+
+def test_chapter_17_at_full_trains_the_parser(full, monkeypatch, capsys):
+    from transformer_lib import parsing
+
+    chosen = tiny(corpus="toy+chunks", vocab_size=400, max_length=60, max_steps=9_000)
+    monkeypatch.setattr(Recipe, "load", lambda name: chosen)
+    names = names_of(parsing, runs_folder=training.runs_folder)
+    names["load_trees"] = lambda name, split: parsing.load_trees("toy", split)
+    names["show_scores"] = lambda scores: print(sorted(scores))
+    names["evaluate_parser"] = lambda model, tokenizer, trees, longest: (
+        parsing.evaluate_parser(
+            model, tokenizer, trees[:2], longest, beam_size=1, max_extra=5
+        )
+    )
+    run_cells("17", names, "def own_parser")
+    assert re.search(
+        r"trained here, \d+ of 9,000 updates\n\['all', 'beyond', 'within'\]",
+        capsys.readouterr().out,
+    )
