@@ -145,7 +145,14 @@ def second_device():
     def autocast(kind, *args, **settings):
         return plain_autocast("cpu" if kind == "meta" else kind, *args, **settings)
 
+    def by_kind(function):
+        return lambda kind, *rest: function("cpu" if kind == "meta" else kind, *rest)
+
+    fused = "torch.optim.adam._device_dtype_check_for_fused"  # it has a list of names
     with (
+        mock.patch(fused, lambda *_: None),
+        mock.patch("torch.is_autocast_enabled", by_kind(torch.is_autocast_enabled)),
+        mock.patch("torch.get_autocast_dtype", by_kind(torch.get_autocast_dtype)),
         mock.patch("torch.tensor", tensor),
         mock.patch("torch.autocast", autocast),
         mock.patch("torch.nn.Module.to", move),

@@ -58,16 +58,14 @@ def test_seconds_allowed(monkeypatch):
 
 def test_the_variables_are_read_in_one_place():
     """In all notebooks, one exported cell asks the environment."""
-    found = [
-        path.stem
+    asks = re.compile(r"environ[^\n]*TRANSFORMER_LIB_(?:SCALE|MINUTES)")
+    found = {
+        path.stem: asks.findall(cell["source"])
         for path in ROOT.glob("notebooks/*.ipynb")
-        for cell in json.loads(path.read_text("utf-8"))["cells"]
-        if cell["cell_type"] == "code"
-        and re.search(
-            r"environ.*TRANSFORMER_LIB_(SCALE|MINUTES)", "".join(cell["source"])
-        )
-    ]
-    assert set(found) == {"07_transformer"} and len(found) == 2
+        for cell in cells_of(path.stem)
+        if cell["cell_type"] == "code" and asks.search(cell["source"])
+    }
+    assert list(found) == ["07_transformer"], found
 
 
 # --- the heads ------------------------------------------------------------------------
@@ -76,7 +74,7 @@ def test_the_variables_are_read_in_one_place():
 @pytest.mark.parametrize("path", SCALED, ids=lambda path: path.stem)
 def test_the_head_names_both_scales_and_the_code_reads_them(path):
     cells = cells_of(path.stem)
-    box = next(c["source"] for c in cells[:3] if "> **Time**" in c["source"])
+    box = next(c["source"] for c in cells[:6] if "> **Time**" in c["source"])
     lines = re.sub(r"\n> ", " ", box)
     small = re.search(r"\n?> \*\*Small\*\* \(the default\) .{20,}", lines)
     full = re.search(
@@ -102,7 +100,7 @@ def test_how_to_read_tells_of_the_scale_and_of_colab():
         assert f"| `TRANSFORMER_LIB_{name}` |" in text
     for said in ("Change runtime type", "drive.mount", "After a disconnect"):
         assert said in text
-    start = cells_of("11_training")[1]["source"] + cells_of("11_training")[2]["source"]
+    start = "".join(cell["source"] for cell in cells_of("11_training")[:6])
     assert "drive.mount" in start and "TRANSFORMER_LIB_RUNS" in start
 
 
