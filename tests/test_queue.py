@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
 from pathlib import Path
@@ -56,11 +57,16 @@ def place(tmp_path):
     return tmp_path
 
 
-def start(place, runs, *words):
-    env = os.environ | {
+def surroundings(place, runs):
+    return os.environ | {
         "TRANSFORMER_LIB_RUNS": str(place / runs),
         "TRANSFORMER_LIB_EVIDENCE": str(place / f"{runs}-kept"),
+        "OMP_NUM_THREADS": "1",
     }
+
+
+def start(place, runs, *words):
+    env = surroundings(place, runs)
     command = [sys.executable, str(TOOL), "--queue", str(place / "queue.toml")]
     return subprocess.Popen(
         [*command, "--here", *words], env=env, text=True, stdout=subprocess.PIPE,
@@ -78,9 +84,19 @@ def results(place, runs):
 
 
 def test_stopped_at_random_moments_the_results_are_the_same(place):
-    whole = start(place, "whole", "-j", "1")
-    said = whole.communicate(timeout=600)[0]
-    assert whole.returncode == 0 and "2 of 2 runs are done" in said, said
+    """One run of the queue by the script for a GPU, here without one; one in pieces."""
+    env = surroundings(place, "whole") | {
+        "DEVICE": "cpu", "JOBS": "1", "PYTHON": sys.executable,
+        "QUEUE": f"--here --queue {place / 'queue.toml'}",
+    }  # fmt: skip
+    script = str(ROOT / "book" / "_tools" / "gpu.sh")
+    command = ["sh", script, str(place / "out"), "runs"]
+    whole = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert whole.returncode == 0, whole.stderr
+    assert "2 of 2 runs are done" in whole.stdout, whole.stdout
+    with tarfile.open(place / "out" / "results.tar.gz") as packed:
+        names = {Path(name).name for name in packed.getnames()}
+    assert {"base-0.json", "C-N2-0.json"} <= names
     rng, kinds = random.Random(5), [signal.SIGTERM, signal.SIGINT]
     for kind in kinds:
         queue = start(place, "stopped", "-j", "2")
