@@ -91,7 +91,9 @@ def test_stopped_at_random_moments_the_results_are_the_same(place):
     }  # fmt: skip
     script = str(ROOT / "book" / "_tools" / "gpu.sh")
     command = ["sh", script, str(place / "out"), "runs"]
-    whole = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    whole = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=600
+    )
     assert whole.returncode == 0, whole.stderr
     assert "2 of 2 runs are done" in whole.stdout, whole.stdout
     with tarfile.open(place / "out" / "results.tar.gz") as packed:
