@@ -218,6 +218,28 @@ def test_dropout():
 GOOD = draw((2, 5, 8), (2, 7, 8), (2, 7, 6))
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("keys", [7, 600])
+def test_sixteen_bits_are_near_float32_and_empty_rows_are_zero(kind, keys):
+    """By the formula and, for many keys, by torch's kernel; values and gradients."""
+    torch.manual_seed(0)
+    full = [torch.randn(2, 3, n, 8, requires_grad=True) for n in (5, keys, keys)]
+    low = [x.detach().to(kind).requires_grad_() for x in full]
+    mask = torch.rand(2, 1, 5, keys) < 0.7
+    mask[1, 0, 2] = False
+    for inputs in (full, low):
+        with torch.autocast("cpu", kind, enabled=inputs is low):
+            fused_attention(*inputs, mask).float().square().sum().backward()
+    with torch.autocast("cpu", kind):
+        out = fused_attention(*low, mask)
+    assert out.dtype == kind and not out[1, :, 2].any()
+    exact = scaled_dot_product_attention(*full, mask)[0]
+    torch.testing.assert_close(out.float(), exact, atol=0.03, rtol=0)
+    for a, b in zip(low, full, strict=True):
+        size = b.grad.abs().max().item()
+        torch.testing.assert_close(a.grad.float(), b.grad, atol=0.04 * size, rtol=0)
+
+
 @pytest.mark.parametrize("attend", [scaled_dot_product_attention, fused_attention])
 @pytest.mark.parametrize(
     ("change", "said"),

@@ -254,11 +254,8 @@ def check_mask(mask: Tensor | None, shape: tuple[int, ...]) -> None:
             f"mask has type {dtype}; give a boolean tensor that is True where "
             "attention is allowed (mask != 0 turns a 0/1 mask into one)."
         )
-    try:
-        fits = torch.broadcast_shapes(mask.shape, shape) == torch.Size(shape)
-    except RuntimeError:
-        fits = False
-    if not fits:
+    pairs = zip(mask.shape[::-1], shape[::-1], strict=False)
+    if mask.ndim > len(shape) or any(m not in (1, size) for m, size in pairs):
         raise ValueError(
             f"mask has shape {tuple(mask.shape)}, which does not broadcast to the "
             f"shape of the scores, {tuple(shape)} = (..., queries, keys)."
@@ -330,9 +327,14 @@ def fused_attention(
     Source: Vaswani et al. 2017, section 3.2.1; Dao et al. 2022.
     """
     check_attention_inputs(query, key, value, mask)
-    qkv = query, key, value
-    if mask is None:
-        return F.scaled_dot_product_attention(*qkv, dropout_p=dropout_p)
+    qkv, on_cpu = (query, key, value), query.device.type == "cpu"
+    low = query.dtype in (torch.bfloat16, torch.float16)
+    if on_cpu and low and key.shape[-2] <= 512:
+        with torch.autocast("cpu", enabled=False):  # torch's kernel is slower there
+            return scaled_dot_product_attention(*qkv, mask, dropout_p)[0]
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if mask is None or on_cpu and not recorded:  # there an empty row gives zeros
+        return F.scaled_dot_product_attention(*qkv, mask, dropout_p)
     empty = ~mask.any(dim=-1, keepdim=True)  # (..., T, 1)
     out = F.scaled_dot_product_attention(*qkv, mask | empty, dropout_p)
     return out.masked_fill(empty, 0.0)  # (..., T, V)
