@@ -30,6 +30,14 @@ def test_equations_and_figures_are_numbered(name):
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
+def test_folds_say_what_is_inside(name):
+    page = Page(name).html
+    assert "Show code cell source" not in page
+    for words in re.findall(r'class="collapsed admonition-title">([^<]+)<', page):
+        assert re.match(r"Show (the|how|a tool) ", words), words
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
 def test_first_mention_of_a_term_is_explained(name):
     html = Page(name).html
     links = re.findall(r'<a class="defined[^>]*href="([^"]+)" title="([^"]*)"', html)

@@ -150,6 +150,29 @@ def test_figures_have_words(path):
             assert len(caption) <= 160 and caption[-1:] in ("", "."), caption
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import os\nfrom math import pi", "the imports"),
+        ("#| export\ndef one(): ...\nclass Two: ...", "the code of one and more"),
+        ("STYLE = 1", "the code of STYLE"),
+        ("fig, ax = plt.subplots()\nplt.show()", "how the figure is drawn"),
+        ("#| export exercises.x\ndef same(): ...", "a tool of the checks: same"),
+        (
+            "#| export exercises.x\nno = 1\n@exercise_check('')\ndef look(): ...",
+            "the code of look",
+        ),
+        ("%matplotlib inline\nx = 1", "the code"),
+        ("not python", "the code"),
+    ],
+)
+def test_a_fold_says_what_is_inside(source, words, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    from literate import inside
+
+    assert inside(source) == words
+
+
 @each_chapter
 def test_markdown_is_plain(path):
     for cell in cells(path, "markdown"):

@@ -1,12 +1,13 @@
 """Sphinx extension of this book.
 
-It hides nbdev's ``#|`` lines and Colab's titles, writes under each chapter's title how
-long the chapter took to run, and gives the directive ``{chapter-times}``, a table of
-all of them.
+It hides nbdev's ``#|`` lines and Colab's titles, says what is inside folded cells,
+writes under each chapter's title how long the chapter took to run, and gives the
+directive ``{chapter-times}``, a table of all of them.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 DIRECTIVE = re.compile(r"^\s*#\s*(\||@title\b).*$")
+DRAWS = re.compile(r"plt\.show\(|^InteractiveFigure\(", re.MULTILINE)
 CHAPTERS = "notebooks"
 
 
@@ -64,6 +66,53 @@ def hide_directives(app, doctree):
             if not cell.children:
                 cell.parent.remove(cell)
             break
+
+
+def name_folds(app, doctree):
+    """A folded cell says what is inside it, not that it is a cell."""
+    for cell in doctree.findall(nodes.container):
+        if cell.get("nb_element") == "cell_code" and cell.get("hide_mode") == "input":
+            source = next(iter(cell.findall(nodes.literal_block)), None)
+            if source is not None:
+                words = inside(source.astext())
+                cell["prompt_show"] = f"Show {words}"
+                cell["prompt_hide"] = f"Hide {words}"
+
+
+def inside(source: str) -> str:
+    """What a cell holds, in a few words."""
+    try:
+        body = ast.parse(re.sub(r"(?m)^\s*[%!].*$", "", source)).body
+    except SyntaxError:
+        return "the code"
+    defined = [part for part in body if hasattr(part, "name")]
+    checks = [
+        part.name
+        for part in defined
+        if "exercise_check" in map(called, part.decorator_list)
+    ]
+    names = [part.name for part in defined] or [
+        node.id
+        for part in body
+        if isinstance(part, ast.Assign)
+        for node in ast.walk(part.targets[0])
+        if isinstance(node, ast.Name) and node.id.isupper()
+    ]
+    if all(isinstance(part, ast.Import | ast.ImportFrom) for part in body):
+        return "the imports"
+    if DRAWS.search(source) and not names:
+        return "how the figure is drawn"
+    if checks or not names:
+        return "the code" + (f" of {' and '.join(checks)}" if checks else "")
+    if "#| export exercises" in source:
+        return f"a tool of the checks: {names[0]}"
+    return f"the code of {names[0]}" + (" and more" if names[1:] else "")
+
+
+def called(decorator: ast.expr) -> str:
+    """The name of what a decorator calls."""
+    function = getattr(decorator, "func", decorator)
+    return getattr(function, "id", getattr(function, "attr", ""))
 
 
 # --- run times ---------------------------------------------------------------
@@ -287,6 +336,7 @@ def serve_mathjax(app, config):
 def setup(app):
     app.connect("config-inited", serve_mathjax)
     app.add_directive("chapter-times", ChapterTimes)
+    app.connect("doctree-read", name_folds, priority=400)  # while `#|` is there
     app.connect("doctree-read", hide_directives)
     app.connect("doctree-read", add_run_time)
     app.connect("doctree-read", number_title, priority=900)
