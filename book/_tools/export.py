@@ -1,5 +1,7 @@
 """Write the library from the notebooks, or check that it is what they export.
 
+Before it writes, Colab's folds are made those of the book (fold.py).
+
 nbdev does the work. A chapter has two modules, its own and that of its exercises;
 nbdev only adds to the second one, so each export starts from empty modules in a
 folder aside, and only what differs is put in its place: stale modules go, unchanged
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from fold import fold_all
 
 ROOT = Path(__file__).resolve().parents[2]
 HAND_WRITTEN = {"__init__.py"}
@@ -95,6 +99,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing")
     check = parser.parse_args().check
     library = ROOT / "transformer_lib"
+    if not check:
+        fold_all(sorted((ROOT / "notebooks").glob("*.ipynb")))
     with tempfile.TemporaryDirectory() as folder:
         wanted = exported(Path(folder))
     changes = differences(wanted, library)

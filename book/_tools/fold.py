@@ -29,19 +29,25 @@ def fold(notebook: dict) -> list[str]:
     return changed
 
 
+def fold_all(paths: list[Path], check: bool = False) -> list[str]:
+    """Fold notebooks where they are; the cells that changed, or would."""
+    wrong = []
+    for path in paths:
+        notebook = json.loads(path.read_text("utf-8"))
+        changed = fold(notebook)
+        if changed and not check:
+            text = json.dumps(notebook, indent=1, ensure_ascii=False)
+            path.write_text(text + "\n", encoding="utf-8")
+        wrong += [f"{path.name}: {cell}" for cell in changed]
+    return wrong
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("notebooks", nargs="+", type=Path)
     asked = parser.parse_args()
-    wrong = []
-    for path in asked.notebooks:
-        notebook = json.loads(path.read_text("utf-8"))
-        changed = fold(notebook)
-        if changed and not asked.check:
-            text = json.dumps(notebook, indent=1, ensure_ascii=False)
-            path.write_text(text + "\n", encoding="utf-8")
-        wrong += [f"{path.name}: {cell}" for cell in changed]
+    wrong = fold_all(asked.notebooks, asked.check)
     if asked.check and wrong:
         sys.exit("Not folded in Colab as in the book: " + ", ".join(wrong))
 
