@@ -10,7 +10,7 @@ needs with pip, from a git repository that holds the project's files as they are
 and stands in for the public address. Torch and the like must still be there
 afterwards, in the same version. A chapter that ran is not run again as long as it, the
 library and the environment are the same; the names of those that failed come last, with
-their logs. Colab has Python 3.12: PYTHON=python3.12 comes closest.
+their logs. Colab has Python 3.12: it is taken where there is one.
 """
 
 from __future__ import annotations
@@ -152,13 +152,13 @@ def execute(place: Path, notebook: Path, what: str) -> tuple[bool, float]:
     return True, time.perf_counter() - start
 
 
-def chosen(names: list[str]) -> list[Path]:
+def chosen(names: list[str], root: Path = ROOT) -> list[Path]:
     """The notebooks that were asked for, all if none was; by number or name.
 
     Raises:
         SystemExit: If there is no such chapter.
     """
-    every = {p.stem: p for p in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+    every = {p.stem: p for p in sorted((root / "notebooks").glob("*.ipynb"))}
     named = {name.partition("_")[0]: name for name in every} | {n: n for n in every}
     for name in set(names) - set(named):
         sys.exit(f"There is no chapter {name!r}. There are: {', '.join(every)}")
@@ -200,17 +200,20 @@ def first_cells(place: Path, notebooks: list[Path]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="CHAPTER", help="by number or name")
-    parser.add_argument("--python", default=sys.executable)
+    nearest = shutil.which("python3.12") or sys.executable  # Colab's, if it is here
+    parser.add_argument("--python", default=nearest)
     parser.add_argument("--torch", default="torch==2.10.0")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--fresh", action="store_true", help="run what ran before")
     asked = parser.parse_args()
-    notebooks = chosen(asked.names)
+    chosen(asked.names)  # a wrong name is told before anything is done
     mark = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
     place = Path(tempfile.gettempdir()) / f"literate-transformer-colab-{mark}"
     (place / "logs").mkdir(parents=True, exist_ok=True)
     about = environment(place, asked.python, asked.torch)
     tree = snapshot(place)
+    # From there, too: whoever works on the project meanwhile does not disturb.
+    notebooks = chosen(asked.names, place / "repository")
     inside = place / "env" / "bin" / "python"
     state = place / "ran.json"
     ran = json.loads(state.read_text("utf-8")) if state.exists() else {}
