@@ -16,10 +16,10 @@ __all__ = ['PRECISIONS', 'WHOLE', 'CHOICES', 'LARGEST', 'MOST_LAYERS', 'MOST_PAR
            'run_loop', 'Window', 'one_update', 'adjust_scale', 'describe_failure', 'show_progress', 'validate_and_save',
            'keep_step', 'step_files', 'step_of', 'other_rngs', 'average_checkpoints', 'checkpoint_files', 'weights_in',
            'same_model', 'environment_record', 'cpu_name', 'code_commit', 'Run', 'load_run', 'known_files',
-           'read_recipe', 'read_about', 'newest_record', 'chosen_weights', 'check_folder', 'claim_folder', 'may_stay',
-           'held_folder', 'train', 'set_up', 'start_weights', 'mend_best', 'processes', 'leave_at_once', 'wait_for_all',
-           'save_pretrained', 'check_model_folder', 'load_pretrained', 'find_pretrained', 'runs_folder',
-           'read_evidence', 'pair_key', 'recorded_outputs']
+           'read_recipe', 'read_about', 'newest_record', 'chosen_weights', 'recipe_for_here', 'check_folder',
+           'claim_folder', 'may_stay', 'held_folder', 'train', 'set_up', 'start_weights', 'mend_best', 'processes',
+           'leave_at_once', 'wait_for_all', 'save_pretrained', 'check_model_folder', 'load_pretrained',
+           'find_pretrained', 'runs_folder', 'read_evidence', 'pair_key', 'recorded_outputs']
 
 # %% ../notebooks/11_training.ipynb #9f2aa0ce
 import atexit
@@ -1507,6 +1507,20 @@ def chosen_weights(run_dir: Path, weights: str | Path) -> tuple[dict, dict]:
     if inside:  # a checkpoint: its last validation is what the weights are known by
         return inside, record["history"][-1]
     return tensors, record
+
+# %% ../notebooks/11_training.ipynb #56adde30
+def recipe_for_here(name: str, run_dir: str | Path) -> Recipe:
+    """A recipe in the precision that is fast here; a run goes on in its own.
+
+    Args:
+        name: A recipe of the library, or a TOML file.
+        run_dir: Folder of the run. If it has begun, its recipe is taken as it is, also
+            where it goes on on another GPU.
+    """
+    path = Path(run_dir) / "recipe.json"
+    if path.is_file():
+        return read_recipe(path)
+    return Recipe.load(name, precision=native_precision(default_device())[0])
 
 # %% ../notebooks/11_training.ipynb #e15c5732
 HARMLESS = ("max_steps", "keep_last", "prefetch")  # no update depends on them
