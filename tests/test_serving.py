@@ -556,6 +556,9 @@ def test_what_is_no_marian_is_refused(tmp_path):
     folder = export_marian(model, tokenizer, tmp_path / "it")
     whole = (folder / "vocab.json").read_bytes()
     (folder / "vocab.json").write_bytes(whole[:-9])
+    with pytest.raises(ValueError, match="vocab.json has .* bytes instead of"):
+        from_marian(folder)
+    (folder / "manifest.json").unlink()  # as from others, who write none
     with pytest.raises(ValueError, match="holds no Marian model"):
         from_marian(folder)
     (folder / "vocab.json").write_bytes(whole)
@@ -696,6 +699,24 @@ def test_what_chapter_20_changes_is_not_left_out(tmp_path, changes, telling):
         with pytest.raises(ValueError, match=telling):
             write(model, tokenizer, tmp_path / "it")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("write, read", [
+    (export_marian, from_marian), (export_ctranslate2, CTranslate2Model)
+])  # fmt: skip
+def test_a_bit_of_any_file_of_an_export_is_noticed(tmp_path, write, read):
+    folder = write(*small_model(), tmp_path / "it")
+    modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert len(modes) == 1 and len(list(folder.iterdir())) >= 5
+    for path in folder.iterdir():
+        whole = path.read_bytes()
+        harmed = bytearray(whole)
+        harmed[len(whole) // 2] ^= 4
+        path.write_bytes(harmed)
+        with pytest.raises(ValueError, match=str(folder)):
+            read(folder)
+        path.write_bytes(whole)
+    read(folder)
 
 
 @pytest.mark.parametrize("write", [export_onnx, export_marian, export_ctranslate2])
