@@ -103,6 +103,34 @@ def test_translate_writes_one_line_for_each_whatever_it_says(at, capsys):
     assert not list(at.glob("*.part"))
 
 
+def test_prepare_says_what_it_left_out(at, capsys):
+    """Cleaning keeps a line that is too long in pieces; what then goes is said."""
+    lines = (at / "train.en").read_text("utf-8").splitlines()
+    long = " ".join(lines[:9])
+    for name in "long.en", "long.de":
+        (at / name).write_text("".join(f"{line}\n" for line in [long, *lines]))
+    asked = ["prepare", "--train", "long.en", "long.de", "--vocab-size", "500"]
+    valid = ["--valid", "test.en", "test.de", "--threads", "1", "--max-length"]
+    assert main([*asked, *valid, "60", "--out", "cut"]) == 0
+    said = capsys.readouterr().out
+    assert "1 left out of train: over 60 tokens (pair 1)" in said
+    assert main([*asked, *valid, "1", "--out", "none"]) == 2
+    said = capsys.readouterr().err
+    assert "no pair is left for the train split" in said and "--valid" in said
+    assert not (at / "none").exists()
+
+
+@pytest.mark.parametrize("words", [
+    ["train", "small", "--run", ""], ["prepare", "--out", " ", "--corpus", "x"],
+    ["translate", "run", "--output", ""], ["average", "run", "--out", ""],
+])  # fmt: skip
+def test_an_empty_name_is_not_the_current_folder(at, words, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert f"argument {words[-2] if words[0] != 'prepare' else '--out'}: the name is " \
+        "empty" in capsys.readouterr().err
+
+
 WRITING = {
     "--output": ["translate", "run", "one.en", "--beam-size", "1"],
     "--json": ["evaluate", "run", "--test", "one.en", "one.en", "--beam-size", "1"],

@@ -482,6 +482,9 @@ def same_folder(handle: int, path: Path) -> bool:
 # %% ../notebooks/09_batches.ipynb #3c858ada
 def put_in_place(part: Path, folder: Path, last: str) -> None:
     """Make a part the folder; what was in the folder goes."""
+    for path in part.rglob("*"):  # some libraries write files for their owner alone
+        if path.is_file():
+            path.chmod(stat.S_IMODE(part.stat().st_mode) & 0o666)
     if part.parent == folder:
         (folder / last).unlink(missing_ok=True)
         for path in folder.iterdir():
@@ -824,8 +827,8 @@ def write_data(part: Path, data: dict) -> None:
         if not kept:
             raise ValueError(
                 f"no pair is left for the {split} split: {data[split]['read']:,} were "
-                f"read, left out {data[split]['left_out']}. Give more text, or hold "
-                "out a larger 'share' of it for validation."
+                f"read, left out {data[split]['left_out']}. Give more text, or files "
+                "of their own to validate on ('valid', --valid)."
             )
     first = data["train"]
     data |= {key: first[key] for key in ("origin", "licence", "sha256")}

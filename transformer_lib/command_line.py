@@ -9,9 +9,9 @@ __all__ = ['PACKAGES', 'CHECKS', 'EXAMPLES', 'COMMANDS', 'run_prepare', 'corpus_
            'run_train', 'run_average', 'lines_of', 'open_input', 'decoded', 'run_translate', 'run_parse',
            'run_evaluate', 'report', 'run_ablate', 'run_export', 'unseen', 'needs', 'run_serve', 'run_doctor',
            'check_python', 'check_torch', 'check_gpu', 'check_packages', 'check_disk', 'check_corpora', 'check_model',
-           'add_corpus', 'add_decoding', 'CommandParser', 'build_parser', 'fill_prepare', 'fill_train', 'fill_ablate',
-           'fill_average', 'fill_translate', 'fill_export', 'fill_serve', 'fill_parse', 'fill_evaluate', 'main',
-           'open_streams', 'say']
+           'path_of', 'add_corpus', 'add_decoding', 'CommandParser', 'build_parser', 'fill_prepare', 'fill_train',
+           'fill_ablate', 'fill_average', 'fill_translate', 'fill_export', 'fill_serve', 'fill_parse', 'fill_evaluate',
+           'main', 'open_streams', 'say']
 
 # %% ../notebooks/90_command_line.ipynb #3aedf92d
 import argparse
@@ -43,6 +43,11 @@ def run_prepare(asked: argparse.Namespace) -> None:
     )  # fmt: skip
     if done.data.get("cleaning"):
         print(done.data["cleaning"])
+    for split in ("train", "valid"):
+        for reason, count in done.data[split]["left_out"].items():
+            first = ", ".join(map(str, done.data[split]["first_left_out"][reason]))
+            print(f"of these, {count:,} left out of {split}: {reason} (pair {first}"
+                  f"{', ...' if count > 5 else ''})")  # fmt: skip
     print(
         f"{len(done.train):,} pairs to train on and {len(done.valid):,} to validate on "
         f"are in {asked.out}, in {done.tokenizer.vocab_size:,} pieces."
@@ -429,6 +434,17 @@ CHECKS = {
 }
 
 # %% ../notebooks/90_command_line.ipynb #38626195
+def path_of(text: str) -> Path:
+    """A path that is not empty, which would be the current folder.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)
+
+
 def add_corpus(parser: argparse.ArgumentParser, splits: Iterable[str]) -> None:
     """Options that name a text: a known corpus, or files."""
     parser.add_argument("--corpus", metavar="NAME",
@@ -505,7 +521,7 @@ def build_parser() -> argparse.ArgumentParser:
 def fill_prepare(parser: argparse.ArgumentParser) -> None:
     """Options of prepare."""
     add_corpus(parser, ("train", "valid"))
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER",
+    parser.add_argument("--out", type=path_of, required=True, metavar="FOLDER",
                         help="where the tokenized text goes")
     parser.add_argument("--vocab-size", type=int, default=8000, metavar="N",
                         help="pieces of the shared vocabulary (8000)")
@@ -521,9 +537,9 @@ def fill_prepare(parser: argparse.ArgumentParser) -> None:
 def fill_train(parser: argparse.ArgumentParser) -> None:
     """Options of train."""
     parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
-    parser.add_argument("--run", type=Path, required=True, metavar="FOLDER",
+    parser.add_argument("--run", type=path_of, required=True, metavar="FOLDER",
                         help="folder of the run; one that is there is gone on with")
-    parser.add_argument("--data", type=Path, metavar="FOLDER",
+    parser.add_argument("--data", type=path_of, metavar="FOLDER",
                         help="what prepare wrote; else the recipe's corpus")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="replace a setting of the recipe; can be repeated")
@@ -535,13 +551,13 @@ def fill_train(parser: argparse.ArgumentParser) -> None:
 def fill_ablate(parser: argparse.ArgumentParser) -> None:
     """Options of ablate."""
     parser.add_argument("recipe", help="the base: a recipe of the library, or a file")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER",
+    parser.add_argument("--out", type=path_of, required=True, metavar="FOLDER",
                         help="folder of the runs; one that is there is gone on with")
     parser.add_argument("--rows", nargs="+", metavar="ROW",
                         help="such as base A1 C-N2 pre-norm (all)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N",
                         help="one run of each row with each seed (0)")
-    parser.add_argument("--data", type=Path, metavar="FOLDER",
+    parser.add_argument("--data", type=path_of, metavar="FOLDER",
                         help="what prepare wrote; else the recipe's corpus")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="replace a setting of the base; can be repeated")
@@ -552,16 +568,16 @@ def fill_ablate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=("valid", "test"), default="valid",
                         help="what is scored (valid)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
-    parser.add_argument("--record", type=Path, metavar="FILE",
+    parser.add_argument("--record", type=path_of, metavar="FILE",
                         help="keep all results in one file")
 
 # %% ../notebooks/90_command_line.ipynb #624dfd5f
 def fill_average(parser: argparse.ArgumentParser) -> None:
     """Options of average."""
-    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("run", type=path_of, help="folder of a run")
     parser.add_argument("--last", type=int, default=5, metavar="K",
                         help="how many checkpoints (5, the paper's for base models)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER",
+    parser.add_argument("--out", type=path_of, metavar="FOLDER",
                         help="where the model goes (RUN/averaged)")
     parser.add_argument("--full", action="store_true",
                         help="write float32 weights, not half precision")
@@ -570,26 +586,27 @@ def fill_average(parser: argparse.ArgumentParser) -> None:
 def fill_translate(parser: argparse.ArgumentParser) -> None:
     """Options of translate."""
     add_decoding(parser)
-    parser.add_argument("files", type=Path, nargs="*", metavar="FILE", default=[],
+    parser.add_argument("files", type=path_of, nargs="*", metavar="FILE", default=[],
                         help="text, a sentence a line (standard input)")
-    parser.add_argument("--output", type=Path, metavar="FILE",
+    parser.add_argument("--output", type=path_of, metavar="FILE",
                         help="where the lines go (standard output)")
 
 
 def fill_export(parser: argparse.ArgumentParser) -> None:
     """Options of export."""
     parser.add_argument("model", help="tatoeba-en-de, or the folder of a run")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER",
+    parser.add_argument("--out", type=path_of, required=True, metavar="FOLDER",
                         help="where to: each kind gets a folder of its name in it")
     parser.add_argument("--to", nargs="+", metavar="KIND",
                         help="onnx marian ctranslate2 ctranslate2-int8 (all)")
-    parser.add_argument("--sentences", type=Path, metavar="FILE",
+    parser.add_argument("--sentences", type=path_of, metavar="FILE",
                         help="prove it on these, one a line (the model's corpus)")
 
 
 def fill_serve(parser: argparse.ArgumentParser) -> None:
     """Options of serve."""
-    parser.add_argument("folder", type=Path, help="what export wrote for CTranslate2")
+    parser.add_argument("folder", type=path_of, metavar="FOLDER",
+                        help="what export wrote for CTranslate2")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
                         help="listen there (127.0.0.1: this machine only)")
     parser.add_argument("--port", type=int, default=8000, metavar="N",
@@ -602,7 +619,7 @@ def fill_serve(parser: argparse.ArgumentParser) -> None:
 
 def fill_parse(parser: argparse.ArgumentParser) -> None:
     """Options of parse."""
-    parser.add_argument("files", type=Path, nargs="*", metavar="FILE", default=[],
+    parser.add_argument("files", type=path_of, nargs="*", metavar="FILE", default=[],
                         help="text, a sentence a line (standard input)")
     parser.add_argument("--model", default="craft-parsing", metavar="MODEL",
                         help="the folder of a parser (the one that ships)")
@@ -616,7 +633,7 @@ def fill_evaluate(parser: argparse.ArgumentParser) -> None:
     add_decoding(parser)
     add_corpus(parser, ("test",))
     parser.add_argument("--split", default="test", choices=("valid", "test"))
-    parser.add_argument("--json", type=Path, metavar="FILE",
+    parser.add_argument("--json", type=path_of, metavar="FILE",
                         help="keep the record, with every translation")
 
 # %% ../notebooks/90_command_line.ipynb #76afefc2

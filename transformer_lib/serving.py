@@ -50,7 +50,7 @@ from .evaluation import trained_length, translate_lines
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .positions import LearnedPositions, frequencies
 from .text import BOS, EOS, PAD, UNK, Tokenizer, whole_file
-from .training import write_json
+from .training import check_manifest, write_json, write_manifest
 from .transformer import Transformer, TransformerConfig, default_device
 
 # %% ../notebooks/21_serving.ipynb #ccaaa9e2
@@ -828,6 +828,7 @@ def export_marian(
             (aside / f"{side}.spm").write_bytes(tokenizer.model)
         files = [aside / name for name in ("source.spm", "target.spm", "vocab.json")]
         MarianTokenizer(*map(str, files), model_max_length=1024).save_pretrained(aside)
+        write_manifest(aside)
     return folder
 
 
@@ -853,6 +854,8 @@ def from_marian(
         ValueError: If there is none, or its architecture or ids are others.
     """
     folder = Path(folder)
+    if (folder / "manifest.json").exists():  # else it is not from here
+        check_manifest(folder)
     try:
         with without_bars():
             from transformers import MarianMTModel
@@ -1036,6 +1039,7 @@ def export_ctranslate2(
     with whole_folder(folder) as aside:
         spec.save(str(aside))
         tokenizer.save(aside / "tokenizer.model")
+        write_manifest(aside)
     return folder
 
 # %% ../notebooks/21_serving.ipynb #3e26c90b
@@ -1060,12 +1064,13 @@ class CTranslate2Model:
 
         check_threads(threads)
         folder = Path(folder)
-        needed = folder / "model.bin", folder / "tokenizer.model"
-        if not all(path.is_file() for path in needed):
+        needed = "model.bin", "tokenizer.model"
+        if not all((folder / name).is_file() for name in needed):
             raise ValueError(
                 f"{folder} is no export for CTranslate2: give a folder that "
                 "`transformer-lib export --to ctranslate2` wrote."
             )
+        check_manifest(folder, needed)
         self.tokenizer = Tokenizer.load(folder / "tokenizer.model")
         self.names = piece_names(self.tokenizer)
         self.max_length = trained_length(read_config(folder))
