@@ -5,7 +5,9 @@ import hashlib
 import html
 import json
 import random
+import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from transformer_lib import looking_inside as module
 from transformer_lib.batches import pad
-from transformer_lib.decoding import greedy_decode
+from transformer_lib.decoding import beam_search, greedy_decode
 from transformer_lib.exercises.looking_inside import (
     check_between_words,
     check_entropy,
@@ -528,6 +530,23 @@ def test_plot_links():
     assert [text.get_text() for text in ax.texts] == ["a", "b", "c", "d"]
     assert len(plot_links(weights, ["a", "b"], ["c", "d"], rows=[1]).lines) == 1
     plt.close("all")
+
+
+def test_the_translator_page_says_what_its_table_shows():
+    """The half that the model leaves out was looked at, with as much weight as said."""
+    page = Path(__file__).parents[1] / "book" / "translator.md"
+    page = page.read_text("utf-8")
+    said = re.search(r"\*(\w+)\* gives (\d+) % of its weight to \*(\w+)\*", page)
+    model, tokenizer, _ = load_pretrained("tatoeba-en-de", "cpu")
+    text = "The old man who lives next door sold his house."
+    src_ids = torch.tensor([[*tokenizer.encode(text), EOS]])
+    ids = beam_search(model, src_ids)[0][0].ids
+    assert "verkauf" not in tokenizer.decode(ids)
+    weights = attention_weights(model, src_ids, torch.tensor([[BOS, *ids]]))["cross"]
+    last = weights[-1][0].mean(dim=0)  # (T, S): of the last layer, over its heads
+    query = [tokenizer.processor.id_to_piece(i) for i in ids].index(f"▁{said[1]}")
+    key = tokenizer.pieces(text).index(f"▁{said[3]}")
+    assert round(100 * float(last[query, key])) == int(said[2])
 
 
 # --- the figure to click --------------------------------------------------------------

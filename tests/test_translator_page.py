@@ -284,7 +284,7 @@ def test_a_sentence_is_translated(person, translator):
     spoken = person.page.locator("[aria-live=polite][lang=de]")
     assert spoken.text_content() == translator([SENTENCES[17]])[0]
     person.page.get_by_label("Sentence").select_option(value="1")
-    shown = person.page.locator(".translator-map tbody th").all_text_contents()
+    shown = person.page.locator(".translator-map thead th").all_text_contents()
     assert shown == [*translator.tokenizer.pieces("I am Dr. Smith."), "end"]
     person.translate(SENTENCES[1], beam="1")
     assert not person.page.locator(".translator-candidates td").count()
@@ -297,11 +297,16 @@ def test_the_table_is_attention(person):
         "() => { const all = document.querySelectorAll('.translator-map tbody tr');"
         " const rows = [...all].map(row => [...row.querySelectorAll('td')]"
         "   .map(cell => parseInt(cell.textContent)));"
-        " return rows[0].map((_, i) => rows.reduce((sum, r) => sum + r[i], 0)); }"
+        " return rows.map(row => row.reduce((sum, share) => sum + share, 0)); }"
     )
     assert len(sums) == 7 and all(abs(total - 100) < 6 for total in sums)
-    rows = page.locator(".translator-map tbody tr")
-    assert rows.count() == len(page.locator(".translator-map tbody th").all())
+    queries = page.locator(".translator-map tbody th").all_text_contents()
+    words = page.locator(".translator-word").all_text_contents()
+    assert queries == [*words, "end"]  # queries are rows, as in all of the book
+    page.locator(".translator-word").nth(2).click()
+    chosen = page.locator(".translator-map tr.translator-chosen th").all_text_contents()
+    assert chosen == words[2:3]
+    page.locator(".translator-word").nth(2).click()
     before = page.locator(".translator-map").inner_html()
     page.get_by_label("Head").select_option(label="2")
     assert page.locator(".translator-map").inner_html() != before

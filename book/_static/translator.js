@@ -75,8 +75,8 @@
     "aria-label": "What each word of the translation looked at",
   });
   const key = make("p", { class: "translator-keys" },
-    "Rows: pieces of the English text. Columns: words of the translation. The stronger the color, the more " +
-      "a word looked there; each column adds up to 100 %.");
+    "Rows: words of the translation, the queries. Columns: pieces of the English text, the keys. The stronger " +
+      "the color, the more a word looked there; each row adds up to 100 %.");
   const candidates = make("div", { class: "translator-candidates" });
   const result = make(
     "div", { class: "translator-result", hidden: true },
@@ -264,7 +264,7 @@
     return mean(heads);
   }
 
-  function columns() {
+  function queries() {
     const { words, looked } = sentences[at].found[0];
     const all = words.map(word => ({ text: word.text, rows: word.places.map(i => looked[i]) }));
     const ended = looked.slice(words.flatMap(word => word.places).length);
@@ -278,17 +278,16 @@
   }
 
   function draw() {
-    const { source } = sentences[at], words = columns();
+    const { source } = sentences[at], words = queries();
     for (const button of output.querySelectorAll(".translator-word"))
       button.setAttribute("aria-pressed", String(button.dataset.at === String(chosen)));
-    const top = make("tr", {}, make("td"), ...words.map(({ text }, n) =>
-      make("th", { scope: "col", lang: "de", class: n === chosen ? "translator-chosen" : "" }, make("span", {}, text)),
+    const top = make("tr", {}, make("td"), ...source.map(piece =>
+      make("th", { scope: "col", lang: "en" }, make("span", {}, plain(piece))),
     ));
-    const rows = source.map((piece, i) =>
-      make("tr", {}, make("th", { scope: "row", lang: "en" }, plain(piece)), ...words.map(({ text, shares }, n) =>
-        shade(make("td", { title: `${text} ← ${plain(piece)}: ${percent(shares[i])}`, class: n === chosen ? "translator-chosen" : "" },
-          make("span", { class: "translator-hidden" }, percent(shares[i]))), shares[i]),
-      )),
+    const rows = words.map(({ text, shares }, n) =>
+      make("tr", { class: n === chosen ? "translator-chosen" : "" }, make("th", { scope: "row", lang: "de" }, text),
+        ...source.map((piece, i) => shade(make("td", { title: `${text} ← ${plain(piece)}: ${percent(shares[i])}` },
+          make("span", { class: "translator-hidden" }, percent(shares[i]))), shares[i]))),
     );
     map.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...rows)));
     tell(source, words);
