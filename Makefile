@@ -82,6 +82,7 @@ lint: env  ## check the style of all code
 
 colab:  ## run all chapters as Colab would, the library by pip; or CHAPTERS="11 20"
 	@$(PYTHON) book/_tools/colab.py --torch '$(TORCH)' --jobs $(JOBS) \
+	  $(if $(filter-out python3,$(PYTHON)),--python '$(PYTHON)') \
 	  $(if $(FRESH),--fresh) $(CHAPTERS)
 
 lock: env  ## bring requirements.lock up to the newest versions
