@@ -1,15 +1,22 @@
 """Beside other toolkits: training, memory, decoding, exports; one command.
 
-    python benchmarks/peers.py            # the base model, 37,000 pieces: an hour
+    python benchmarks/peers.py            # small and base models: hours, quiet machine
     python benchmarks/peers.py --quick    # tiny models on the embedded grammar
 
-Training: the paper's base model in ours, torch's nn.Transformer, Hugging Face's Marian,
-JoeyNMT and x-transformers; the first three hold the same weights, the others models of
-the same size. Same text, pieces, optimizer, dropout and threads, as many real tokens an
-update. Each run is a process of its own, so that its peak memory is its own, above what
-the text and the loaded packages take; the rounds are interleaved, so that a slow moment
-of the machine hits all alike. "By length" are our batches; "random" is the usual way, a
-fixed number of pairs, padded to the longest.
+Training: ours, torch's nn.Transformer, Hugging Face's Marian, JoeyNMT and
+x-transformers; the first three hold the same weights, the others models of the same
+size. Twice: a small model with 8,000 pieces and the paper's base model with 37,000.
+Every contender gets the same batches (equal pairs by length), the same fused Adam, the
+same precision, dropout and threads, and its own best attention. "ours" is what
+`transformer-lib train` runs: its set_up, its batches made ahead, its update, the
+switches of its recipe as they are by default. "Hugging Face" without "by length" is a
+second line: a fixed number of any pairs, padded to the longest, as from a plain
+DataLoader.
+
+Each run is a process of its own, so that its peak memory is its own, above what the
+text and the loaded packages take. The rounds are interleaved, in turn forwards and
+backwards, and there are as many as it takes until the 95 % interval of the ratio of
+ours to each contender on equal batches is within 5 % of it, or --max-rounds.
 
 Decoding: the model that ships, as our Translator runs it and as chapter 21 exports it,
 beam 4, on the same sentences of its test set; BLEU of CTranslate2's two exports on all
@@ -23,6 +30,7 @@ Writes transformer_lib/evidence/benchmarks/peers.json.
 import argparse
 import importlib
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -46,7 +54,8 @@ from training import (
     prepared,
 )
 
-from transformer_lib.batches import load_prepared, make_batch
+from transformer_lib import training as library
+from transformer_lib.batches import load_prepared, make_batch, plan_batches
 from transformer_lib.objective import build_optimizer
 from transformer_lib.text import BOS, EOS, PAD, UNK, CorpusUnavailable, load_corpus
 from transformer_lib.training import environment_record
@@ -66,47 +75,80 @@ ABSENT = ["fairseq>=0.12", "OpenNMT-py>=3.5", "sockeye>=3", "fairseq2"]
 class Peer:
     """One contender: its model, and one update from a batch."""
 
-    plan = "random"
+    plan, precision = "by length", "float32"
 
     def __init__(self, config: TransformerConfig):
         torch.manual_seed(0)
         self.model = self.build(config).train()
-        self.optimizer = build_optimizer(self.model)
+        self.optimizer = build_optimizer(self.model, fused=True)
         for group in self.optimizer.param_groups:
             group["lr"] = RATE
 
     def loss(self, batch) -> torch.Tensor:
         """The usual loss, of padded logits."""
-        return padded_loss(self.logits(batch), batch)
+        return padded_loss(self.logits(batch).float(), batch)
 
     def update(self, batch) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss(batch).backward()
+        low = self.precision == "bfloat16"
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            loss = self.loss(batch)
+        loss.backward()
         self.optimizer.step()
+
+    def timed(self, ready, plan, first: int, asked) -> list[float]:
+        """Seconds of each update, from one before the first, which warms up."""
+        batches = [make_batch(ready.train, i) for i in plan[first:][: asked.updates]]
+        seconds = []
+        for batch in (make_batch(ready.train, plan[-1]), *batches):
+            start = time.perf_counter()
+            self.update(batch)
+            seconds.append(time.perf_counter() - start)
+        return seconds[1:]
 
 
 class Ours(Peer):
-    """As the library trains, but for the steps of chapter 14 that are asked for."""
-
-    plan = "by length"
-    steps = {"attention": "fused", "loss": "chunked", "optimizer": "fused"}
-
-    def __init__(self, config):
-        from transformer_lib.speed import Steps, trainer
-
-        torch.manual_seed(0)
-        self.model = self.build(config).train()
-        self.update = trainer(self.model, Steps(**self.steps), RATE)
+    """What `transformer-lib train` runs."""
 
     def build(self, config):
-        return Transformer(config)
+        self.shared = library.BatchLoss(Transformer(config))
+        return self.shared.model
 
     def logits(self, batch):
         return self.model(batch.src_ids, batch.tgt_in)
 
+    def update(self, batch):
+        rest = RATE, EPSILON, 0.0, self.precision
+        library.update(self.shared, self.optimizer, [batch], *rest)
+
+    def timed(self, ready, plan, first, asked):
+        """The same batches, by the loop of train: made ahead, used, reported."""
+        made = ready.data["settings"]
+        data = {k: made[k] for k in ("vocab_size", "kind", "max_length", "max_words")}
+        recipe = library.Recipe(
+            "peers", ready.data["corpus"], model=SIZES[asked.size] | {
+                "dropout": DROPOUT}, max_tokens=asked.max_tokens, epsilon=EPSILON,
+            precision=self.precision, max_steps=10**6, **data,
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as run_dir:
+            run = Path(run_dir)
+            trainer = library.set_up(recipe, run, asked.data, "cpu", 0, 1)
+        self.model, self.shared = trainer.model.train(), trainer.shared
+        self.optimizer, seconds = trainer.optimizer, []
+        self.update(make_batch(ready.train, plan[-1]))  # warms up
+        trainer.at.batch = first
+        with library.made_ahead(library.groups(trainer), recipe.prefetch) as coming:
+            for _ in range(asked.updates):
+                start = time.perf_counter()
+                (place,), batches = next(coming)
+                library.one_update(trainer, [place], batches)
+                seconds.append(time.perf_counter() - start)
+                assert place.indices == plan[trainer.at.batch - 1]  # equal batches
+        return seconds
+
 
 class OursInBfloat16(Ours):
-    steps = Ours.steps | {"precision": "bfloat16"}
+    precision = "bfloat16"
 
 
 class Torch(Peer):
@@ -148,8 +190,12 @@ class HuggingFace(Peer):
         ).logits  # fmt: skip
 
 
-class HuggingFaceByLength(HuggingFace):
-    plan = "by length"
+class HuggingFaceInBfloat16(HuggingFace):
+    precision = "bfloat16"
+
+
+class HuggingFaceRandom(HuggingFace):
+    plan = "random"
 
 
 class Words:
@@ -227,10 +273,13 @@ class XTransformers(Peer):
 
 
 PEERS = {
-    "ours": Ours, "ours, bfloat16": OursInBfloat16,
-    "Hugging Face": HuggingFace, "Hugging Face, by length": HuggingFaceByLength,
-    "torch": Torch, "JoeyNMT": Joey, "x-transformers": XTransformers,
+    "ours": Ours, "Hugging Face, by length": HuggingFace, "torch, by length": Torch,
+    "JoeyNMT, by length": Joey, "x-transformers, by length": XTransformers,
+    "ours, bfloat16": OursInBfloat16,
+    "Hugging Face, by length, bfloat16": HuggingFaceInBfloat16,
+    "Hugging Face": HuggingFaceRandom,  # the second line: random batches, padded
 }  # fmt: skip
+INSTALLED_ASIDE = "JoeyNMT, by length", "x-transformers, by length"
 
 
 def one_run(asked) -> dict:
@@ -242,26 +291,22 @@ def one_run(asked) -> dict:
         ready.tokenizer.vocab_size, **SIZES[asked.size], dropout=DROPOUT
     )
     kind = PEERS[asked.one]
-    ours, usual = plans(ready.train, asked.max_tokens).values()
-    plan = ours if kind.plan == "by length" else usual
+    plan = plan_batches(ready.train, asked.max_tokens, seed=0, epoch=0)
+    if kind.plan == "random":
+        plan = list(plans(ready.train, asked.max_tokens).values())[1]
     held_out = make_batch(ready.valid, range(min(16, len(ready.valid))))
     kind(TransformerConfig(config.vocab_size, **SIZES["tiny"]))  # loads its packages
     before = memory("VmRSS")
     peer = kind(config)
     parameters = sum(p.numel() for p in peer.model.parameters() if p.requires_grad)
-    first = asked.round * asked.updates
-    batches = [make_batch(ready.train, i) for i in plan[first : first + asked.updates]]
+    first = asked.round * asked.updates % max(1, len(plan) - asked.updates)
     losses = [held_out_loss(peer, held_out)]
-    peer.update(make_batch(ready.train, plan[-1]))  # warms up
-    seconds = []
-    for batch in batches:
-        start = time.perf_counter()
-        peer.update(batch)
-        seconds.append(time.perf_counter() - start)
+    seconds = peer.timed(ready, plan, first, asked)
     losses.append(held_out_loss(peer, held_out))
+    used = [make_batch(ready.train, i) for i in plan[first : first + asked.updates]]
     return {
-        "tokens": sum(batch.num_tokens for batch in batches),
-        "places": sum(batch.tgt_out.numel() for batch in batches),
+        "tokens": sum(batch.num_tokens for batch in used),
+        "places": sum(batch.tgt_out.numel() for batch in used),
         "seconds": sum(seconds), "peak_mb": (memory("VmHWM") - before) / 1e6,
         "losses": losses, "parameters": parameters,
     }  # fmt: skip
@@ -287,28 +332,59 @@ def alone(settings: dict) -> dict:
 
 
 def race(names, folder: Path, asked) -> dict:
-    """All rounds of all contenders, interleaved."""
+    """Rounds of all contenders in turn, until each ratio is known well enough."""
     runs = {name: [] for name in names}
-    for turn in range(asked.rounds):
-        for name in names:
+    for turn in range(asked.max_rounds):
+        for name in names if turn % 2 == 0 else names[::-1]:
             settings = {"--one": name, "--data": folder, "--round": turn,
                         "--size": asked.size, "--threads": asked.threads,
                         "--max-tokens": asked.max_tokens,
                         "--updates": asked.updates}  # fmt: skip
             runs[name].append(alone(settings))
-            print(f"  round {turn + 1}: {name}", flush=True)
+        known = {name: interval(ratios(runs, name)) for name in names if name != "ours"}
+        said = ", ".join(f"{name} {middle:.2f} ± {100 * half:.0f} %"
+                         for name, (middle, half) in known.items())  # fmt: skip
+        print(f"  round {turn + 1}, ours to {said}", flush=True)
+        fair = [half for name, (_, half) in known.items() if PEERS[name].plan == "by length"]
+        if turn + 1 >= asked.rounds and max(fair) <= 0.05:
+            break
     return runs
+
+
+def ratios(runs: dict, name: str) -> list[float]:
+    """How many times as fast ours of the same precision was, round by round."""
+    ours = "ours, bfloat16" if "bfloat16" in name and "ours" not in name else "ours"
+
+    def speed(run):
+        return run["tokens"] / run["seconds"]
+
+    return [speed(a) / speed(b) for a, b in zip(runs[ours], runs[name], strict=True)]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Geometric mean, and half of its 95 % interval as a share (Student's t)."""
+    from scipy.stats import t
+
+    logs = [math.log(value) for value in values]
+    if len(logs) < 2:
+        return values[0], math.inf
+    error = statistics.stdev(logs) / len(logs) ** 0.5
+    return (math.exp(statistics.fmean(logs)),
+            math.expm1(error * float(t.ppf(0.975, len(logs) - 1))))  # fmt: skip
 
 
 def compared(runs: dict, peer: str) -> dict:
     """Medians of the rounds, and how they stand to one contender's."""
     table = {}
     for name, rounds in runs.items():
+        middle, half = interval(ratios(runs, name)) if name != "ours" else (1.0, 0.0)
         table[name] = {
             "tokens_per_second": statistics.median(
                 r["tokens"] / r["seconds"] for r in rounds
             ),
             "peak_mb": statistics.median(r["peak_mb"] for r in rounds),
+            "ours_times": middle,
+            "ours_times_within": half if math.isfinite(half) else None,
             "parameters": rounds[0]["parameters"],
             "real_share": sum(r["tokens"] for r in rounds)
             / sum(r["places"] for r in rounds),
@@ -478,11 +554,11 @@ def main(arguments=None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny models, one round")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=2, help="timed, each round")
+    parser.add_argument("--rounds", type=int, default=3, help="at least")
+    parser.add_argument("--max-rounds", type=int, default=20)
+    parser.add_argument("--updates", type=int, default=3, help="timed, each round")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of our batches")
-    parser.add_argument("--vocab-size", type=int, default=37_000)
-    parser.add_argument("--size", default="base", choices=SIZES)
+    parser.add_argument("--size", choices=SIZES, help="this one only")
     parser.add_argument("--corpus", default="mixed")
     parser.add_argument("--sentences", type=int, default=320, help="to decode")
     parser.add_argument("--work", type=Path, help="keep what is prepared here")
@@ -496,24 +572,29 @@ def main(arguments=None) -> dict:
         print(json.dumps(answer))
         return answer
     if asked.quick:
-        asked.rounds = asked.updates = 1
-        asked.size, asked.vocab_size, asked.max_tokens = "tiny", 340, 400
+        asked.rounds, asked.max_rounds, asked.updates = 2, 2, 2
+        asked.size, asked.max_tokens = "tiny", 400
     missing = "a quick run installs nothing" if asked.quick else install()
-    names = [n for n in PEERS if not (missing and n in ("JoeyNMT", "x-transformers"))]
+    names = [n for n in PEERS if not (missing and n in INSTALLED_ASIDE)]
     count, name = (1000, "grammar-en-de") if asked.quick else (60_000, asked.corpus)
     pairs = pairs_of(name, count)
     if pairs is None:
         raise SystemExit(f"{name} cannot be had here: name another --corpus.")
     with tempfile.TemporaryDirectory() as aside:
-        place = asked.work or Path(aside)
-        if (place / "data").is_dir():
-            ready = load_prepared(place / "data")
-            if ready.data["settings"]["vocab_size"] != asked.vocab_size:
-                raise SystemExit(f"{place}: prepared otherwise; name another --work.")
-        else:
-            place.mkdir(parents=True, exist_ok=True)
-            ready = prepared(pairs, str(place), asked.vocab_size)
-        runs = race(names, place / "data", asked)
+        place, tables, text = asked.work or Path(aside), {}, {}
+        sizes = [asked.size] if asked.size else ["base", "small"]
+        for asked.size in sizes:
+            folder, pieces = place / asked.size, PIECES[asked.size]
+            if (folder / "data").is_dir():
+                ready = load_prepared(folder / "data")
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+                ready = prepared(pairs, str(folder), pieces)
+            print(f"{asked.size}, {pieces:,} pieces")
+            runs = race(names, folder / "data", asked)
+            tables[asked.size] = compared(runs, "Hugging Face, by length")
+            text[asked.size] = ready.data["train"]["sha256"]
+        asked.vocab_size, asked.size = PIECES[sizes[0]], sizes[0]
         decoding = decode(place / "exports", asked)
     left_out = {} if asked.quick else {p: why_absent(p) for p in ABSENT}
     if missing:
@@ -523,12 +604,14 @@ def main(arguments=None) -> dict:
         "command": "python benchmarks/peers.py",
         "settings": {k: v for k, v in vars(asked).items() if k not in HIDDEN},
         "data": {"corpus": name, "pairs": len(pairs),
-                 "sha256": ready.data["train"]["sha256"]},
+                 "sha256": text[sizes[0]]},
         "environment": environment_record(),
         "peers": {p: version(p) for p in ("transformers", "ctranslate2", "onnxruntime")}
         | ({} if missing else dict(p.split("==") for p in PACKAGES[:2])),
         "left_out": left_out,
-        "training": compared(runs, "Hugging Face"),
+        "training": tables[sizes[0]],
+        "sizes": {size: {"vocab_size": PIECES[size], "training": table}
+                  for size, table in tables.items()},
         "decoding": decoding,
     }  # fmt: skip
     report(record)
@@ -536,19 +619,25 @@ def main(arguments=None) -> dict:
     return record
 
 
+PIECES = {"tiny": 340, "small": 8_000, "base": 37_000}  # by size
 HIDDEN = ("one", "load", "data", "round", "out", "work")
 
 
 def report(record: dict) -> None:
     """Print what was found."""
-    for name, row in record["training"].items():
-        losses = " ".join(f"{loss:.3f}" for loss in row["rounds"][0]["losses"])
-        print(
-            f"{name:26}{row['tokens_per_second']:8,.0f} tokens/s "
-            f"{row['tokens_per_second_over_peer']:5.2f}x {row['peak_mb']:8,.0f} MB "
-            f"{row['peak_mb_over_peer']:5.2f}x  {row['real_share']:.0%} real, "
-            f"losses {losses}"
-        )
+    for size, case in record["sizes"].items():
+        print(f"{size} model, {case['vocab_size']:,} pieces")
+        for name, row in case["training"].items():
+            losses = " ".join(f"{loss:.3f}" for loss in row["rounds"][0]["losses"])
+            within = row["ours_times_within"]
+            name += "" if PEERS[name].plan == "by length" else " (random batches)"
+            print(
+                f"{name:34}{row['tokens_per_second']:8,.0f} tokens/s, ours "
+                f"{row['ours_times']:5.2f} times"
+                + ("" if within is None else f" ± {within:.0%}")
+                + f", {row['peak_mb']:8,.0f} MB, {row['real_share']:.0%} real, "
+                f"{len(row['rounds'])} rounds, losses {losses}"
+            )
     for name, row in record["decoding"]["engines"].items():
         print(
             f"{name:26}{row['tokens_per_second']:8,.0f} tokens/s "

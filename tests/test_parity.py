@@ -242,7 +242,7 @@ def test_contenders_begin_with_the_same_loss(tmp_path):
     held_out = make_batch(ready.valid, range(32))
     config = TransformerConfig(ready.tokenizer.vocab_size, **SIZES["tiny"])
     first = {}
-    for name in ("ours", "Hugging Face", "torch"):
+    for name in ("ours", "Hugging Face, by length", "torch, by length"):
         contender = PEERS[name](config)
         first[name] = held_out_loss(contender, held_out)
         for _ in range(3):
