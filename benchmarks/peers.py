@@ -345,7 +345,8 @@ def race(names, folder: Path, asked) -> dict:
         said = ", ".join(f"{name} {middle:.2f} ± {100 * half:.0f} %"
                          for name, (middle, half) in known.items())  # fmt: skip
         print(f"  round {turn + 1}, ours to {said}", flush=True)
-        fair = [half for name, (_, half) in known.items() if PEERS[name].plan == "by length"]
+        fair = [half for name, (_, half) in known.items()
+                if PEERS[name].plan == "by length"]  # fmt: skip
         if turn + 1 >= asked.rounds and max(fair) <= 0.05:
             break
     return runs

@@ -364,22 +364,28 @@ def check_python() -> tuple:
 
 
 def check_torch() -> tuple:
-    """Torch, and how many threads it uses."""
+    """Torch, how many threads it uses, and what the CPU computes fast."""
     import torch
 
-    return True, f"{torch.__version__}, {torch.get_num_threads()} threads"
+    from transformer_lib.training import native_precision
+
+    precision, why = native_precision("cpu")
+    threads = f"{torch.__version__}, {torch.get_num_threads()} threads"
+    return True, f"{threads}; precision {precision} is fast on this CPU: {why}"
 
 
 def check_gpu() -> tuple:
-    """A CUDA device, and whether it computes in bfloat16."""
+    """A CUDA device, and the precision in which it is fast."""
     import torch
+
+    from transformer_lib.training import native_precision
 
     if not torch.cuda.is_available():
         return None, "none; everything runs on the CPU, training slowly"
     names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-    number, bf16 = torch.cuda.device_count(), torch.cuda.is_bf16_supported()
-    precision = "bfloat16 yes" if bf16 else "bfloat16 no: keep precision float32"
-    return True, f"{number} x {', '.join(sorted(names))}; {precision}"
+    precision, why = native_precision("cuda")
+    count = f"{torch.cuda.device_count()} x {', '.join(sorted(names))}"
+    return True, f"{count}; set precision {precision}: {why}"
 
 
 def check_packages() -> tuple:
