@@ -62,6 +62,20 @@ def test_a_notebook_there_knows_nothing_of_the_project(colab, tmp_path, monkeypa
     assert found["GIT_CONFIG_VALUE_0"] == colab.ADDRESS
 
 
+def test_two_runs_do_not_disturb_each_other(colab, tmp_path, monkeypatch):
+    monkeypatch.setattr(colab.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(colab.sys, "argv", ["colab.py", "01"])
+
+    def second(*_):
+        with pytest.raises(SystemExit, match="Another run of this works in"):
+            colab.main()
+        raise StopIteration
+
+    monkeypatch.setattr(colab, "environment", second)
+    with pytest.raises(StopIteration):
+        colab.main()
+
+
 def test_what_the_repository_holds_is_what_is_here(colab, tmp_path):
     colab.snapshot(tmp_path)
     names = colab.run(["git", "ls-files"], cwd=tmp_path / "repository").stdout

@@ -16,6 +16,7 @@ their logs. Colab has Python 3.12: it is taken where there is one.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -210,6 +211,11 @@ def main() -> None:
     mark = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
     place = Path(tempfile.gettempdir()) / f"literate-transformer-colab-{mark}"
     (place / "logs").mkdir(parents=True, exist_ok=True)
+    lock = (place / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"Another run of this works in {place}: wait for it, or end it.")
     about = environment(place, asked.python, asked.torch)
     tree = snapshot(place)
     # From there, too: whoever works on the project meanwhile does not disturb.
