@@ -146,7 +146,7 @@ def second_device():
         return plain_autocast("cpu" if kind == "meta" else kind, *args, **settings)
 
     def by_kind(function):
-        return lambda kind, *rest: function("cpu" if kind == "meta" else kind, *rest)
+        return lambda *of: function(*("cpu" if kind == "meta" else kind for kind in of))
 
     fused = "torch.optim.adam._device_dtype_check_for_fused"  # it has a list of names
     with (
