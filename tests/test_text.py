@@ -14,7 +14,9 @@ import tarfile
 import threading
 import tracemalloc
 import urllib.error
+import warnings
 import zipfile
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -160,7 +162,7 @@ def places(tmp_path, monkeypatch):
         calls.append(request.full_url)
         raise urllib.error.URLError(socket.gaierror(-2, "Name or service not known"))
 
-    monkeypatch.setattr(text.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(text, "open_url", refuse)
     return calls
 
 
@@ -179,7 +181,7 @@ def serve(monkeypatch, content, size=None):
         asked.append(request)
         return Answer(content, size)
 
-    monkeypatch.setattr(text.urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(text, "open_url", urlopen)
     return asked
 
 
@@ -282,7 +284,7 @@ def test_no_network_says_what_to_do(failure, tmp_path, monkeypatch):
     def urlopen(request, timeout=None):
         raise failure
 
-    monkeypatch.setattr(text.urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(text, "open_url", urlopen)
     with pytest.raises(CorpusUnavailable) as error:
         load_corpus("tatoeba-en-de")
     for part in ("deu-eng.zip", "TRANSFORMER_LIB_MIRROR", "manythings.org", "put the"):
@@ -298,7 +300,7 @@ def test_network_that_breaks_off_in_the_middle(tmp_path, monkeypatch):
             return super().read(10)
 
     monkeypatch.setattr(
-        text.urllib.request, "urlopen", lambda request, timeout: Broken(archive())
+        text, "open_url", lambda request, timeout: Broken(archive())
     )
     with pytest.raises(CorpusUnavailable, match="reset by peer"):
         load_corpus("tatoeba-en-de")
@@ -321,6 +323,31 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "finish_file", full)
     with pytest.warns(UserWarning, match="not kept: .*No space"):
         assert everything() == sorted(PAIRS)
+
+
+def test_a_redirect_stays_encrypted():
+    handler, secure = text.SafeRedirects(), text.urllib.request.Request("https://a/x")
+    open_one = text.urllib.request.Request("http://a/x")
+    for request, to in (secure, "https://b/x"), (open_one, "http://b/x"):
+        asked = handler.redirect_request(request, None, 302, "Found", {}, to)
+        assert asked.full_url == to
+    for to in "http://b/x", "ftp://b/x":
+        with pytest.raises(urllib.error.URLError, match=f"redirects to {to}, which is"):
+            handler.redirect_request(secure, None, 302, "Found", {}, to)
+
+
+def test_another_version_is_told(tmp_path, monkeypatch):
+    """Not where it holds the same pairs in another form or order."""
+    serve(monkeypatch, archive())
+    with pytest.warns(UserWarning, match="deu-eng.zip is another version.*2018-05-13"):
+        load_corpus("tatoeba-en-de")
+    source, pairs = SOURCES["tatoeba-en-de"], load_corpus("tatoeba-en-de").pairs
+    pairs += load_corpus("tatoeba-en-de", "valid").pairs
+    known = {text.hash_pairs(sorted(pairs)): "of these pairs"}
+    source = replace(source, known=known)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert text.version_of(source, b"x", pairs[::-1]) == "of these pairs"
 
 
 def put(path, content, mode="wb"):
@@ -521,7 +548,7 @@ def test_unpack_of_anything_is_text_or_a_sentence(content):
 
 # --- a real server that misbehaves ---------------------------------------------------
 
-REAL_URLOPEN = text.urllib.request.urlopen
+REAL_OPEN_URL = text.open_url
 BIG = archive("".join(f"A{random.Random(i).random()}.\tB{i}.\n" for i in range(9000)))
 
 
@@ -579,7 +606,7 @@ def server(monkeypatch):
     source = text.Source("deu-eng.zip", server.url, "CC-BY")
     monkeypatch.setitem(SOURCES, "tatoeba-en-de", source)
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(text.urllib.request, "urlopen", REAL_URLOPEN)
+    monkeypatch.setattr(text, "open_url", REAL_OPEN_URL)
     yield server
     server.shutdown()
     server.server_close()

@@ -6,9 +6,9 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/17_p
 
 # %% auto #0
 __all__ = ['OUTERMOST', 'DEEPEST', 'COMMENT', 'BRACKETS', 'WORD', 'WRITTEN', 'PUNCTUATION', 'SAME_LABEL', 'CRAFT_LICENCE',
-           'CRAFT', 'CRAFT_IDS', 'CRAFT_TREES', 'CRAFT_SPLITS', 'WSJ_SPLITS', 'WSJ_LICENCE', 'TOY_WORDS', 'TOY_RULES',
-           'TOY_FIXED', 'TREEBANKS', 'SHAPE', 'ENDINGS', 'TREES_FOR_VOCABULARY', 'PAPER_SEARCH', 'TABLE_4', 'Tree',
-           'TreeError', 'read_trees', 'close_bracket', 'draw_tree', 'plain_label', 'clean_tree', 'clean_part',
+           'CRAFT', 'CRAFT_KNOWN', 'CRAFT_IDS', 'CRAFT_TREES', 'CRAFT_SPLITS', 'WSJ_SPLITS', 'WSJ_LICENCE', 'TOY_WORDS',
+           'TOY_RULES', 'TOY_FIXED', 'TREEBANKS', 'SHAPE', 'ENDINGS', 'TREES_FOR_VOCABULARY', 'PAPER_SEARCH', 'TABLE_4',
+           'Tree', 'TreeError', 'read_trees', 'close_bracket', 'draw_tree', 'plain_label', 'clean_tree', 'clean_part',
            'source_word', 'is_bracket', 'linearize', 'fault', 'repair', 'close_top', 'brackets', 'BracketScore',
            'bracket_score', 'Treebank', 'load_craft', 'craft_archive', 'load_wsj', 'toy_brackets', 'load_toy',
            'load_trees', 'word_shape', 'source_text', 'split_words', 'chunks', 'tree_pair', 'reads_words',
@@ -52,6 +52,7 @@ from transformer_lib.text import (
     keep,
     local_copies,
     unpack,
+    warn_of_version,
     where_to_put,
     whole_file,
 )
@@ -436,6 +437,11 @@ CRAFT = Source(
     CRAFT_LICENCE,
     also=("v5.0.2.tar.gz",),
 )
+CRAFT_KNOWN = {  # Treebank.sha256 of its splits, from whichever file they are read
+    "train": "0f226134bd1895f985f1965b79247555e80014cc579b309477a712e478972696",
+    "valid": "3f09608aaa9b944df970761cb5f703cc1003a73f7dfaf0f8fe0109d4760d66b4",
+    "test": "31c23fdfb8854e6cdef9d8eccf308460e120345fd6cad3418c57ca12daafb712",
+}
 CRAFT_IDS = "articles/ids/craft-ids-{}.txt"
 CRAFT_TREES = "structural-annotation/treebank/penn/{}.tree"
 CRAFT_SPLITS = {"train": "train", "valid": "dev", "test": "test"}
@@ -651,7 +657,10 @@ def load_trees(name: str, split: str = "train", folder: str | Path | None = None
     kept = [tree for tree in map(clean_tree, trees) if tree]
     if len(kept) < len(trees):
         origin += f"; {len(trees) - len(kept)} trees without a word left out"
-    return Treebank(name, split, kept, licence, origin)
+    bank = Treebank(name, split, kept, licence, origin)
+    if name == "craft" and bank.sha256 != CRAFT_KNOWN[split]:
+        warn_of_version(f"craft, {split}", ["release 5.0.2"])
+    return bank
 
 # %% ../notebooks/17_parsing.ipynb #d5123c3e
 SHAPE = "~"  # how a rare word begins that is replaced by what it looks like

@@ -13,12 +13,13 @@ __all__ = ['NOUNS', 'ANY', 'ALIVE', 'NOT_PEOPLE', 'ADJECTIVES', 'PRONOUNS', 'VER
            'verb_clause', 'modal_forms', 'is_clause', 'random_clause', 'english_words', 'german_words', 'grammar_pair',
            'statement', 'question', 'report', 'grammar_split', 'Corpus', 'hash_pairs', 'CorpusUnavailable',
            'cache_folder', 'Source', 'newstest', 'unpack', 'whole_file', 'direct_target', 'finish_file', 'NotWritten',
-           'Part', 'receive', 'is_rest', 'download', 'fetch', 'keep', 'local_copies', 'describe_copy', 'where_to_put',
-           'read_pairs', 'read_segments', 'attribute', 'source_pairs', 'held_out', 'part_of', 'load_tatoeba',
-           'load_newstest', 'CleaningReport', 'open_text', 'check_start', 'split_member', 'open_member', 'read_lines',
-           'two_files', 'uneven_files', 'one_file', 'judge', 'stream_pairs', 'clean', 'decode_side', 'load_corpus',
-           'stream_corpus', 'user_files', 'stream_files', 'origin_of', 'count_words', 'pairs_in', 'merge_pair',
-           'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs', 'merge_everywhere', 'why_no_vocabulary', 'Tokenizer']
+           'Part', 'SafeRedirects', 'open_url', 'receive', 'is_rest', 'download', 'fetch', 'keep', 'local_copies',
+           'describe_copy', 'version_of', 'warn_of_version', 'where_to_put', 'read_pairs', 'read_segments', 'attribute',
+           'source_pairs', 'held_out', 'part_of', 'load_tatoeba', 'load_newstest', 'CleaningReport', 'open_text',
+           'check_start', 'split_member', 'open_member', 'read_lines', 'two_files', 'uneven_files', 'one_file', 'judge',
+           'stream_pairs', 'clean', 'decode_side', 'load_corpus', 'stream_corpus', 'user_files', 'stream_files',
+           'origin_of', 'count_words', 'pairs_in', 'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs',
+           'merge_everywhere', 'why_no_vocabulary', 'Tokenizer']
 
 # %% ../notebooks/08_text.ipynb #4bcfe230
 import codecs
@@ -483,8 +484,8 @@ class Source:
         filename: Its name in the cache and in the mirror.
         url: Its public address.
         licence: Licence and attribution.
-        known: SHA-256 (or MD5, where that is what its publisher gives) of copies
-            this library knows, and what they are.
+        known: What copies this library knows, by the SHA-256 of the file or of its
+            sorted pairs (or MD5, where that is what the publisher gives).
         also: Other names under which the mirror may have the text.
         members: Source and target inside an archive of several files.
         fixed: Whether the public file never changes, so that any other is refused.
@@ -526,6 +527,8 @@ SOURCES = {
         f"{CHALLENGE}/tatoeba-test-v2021-08-07.deu-eng.txt.gz",
         CHALLENGE_LICENCE,
         {"0cd39bdfe5e619a51a5183ab494a58260c1c8b8cf8ce1486a9241d085ed0ed96":
+         "of 2,754 pairs",
+         "6b5ce8600677f1193f99bfa9306706961372f54eedb8b340f054acafe032982f":
          "of 2,754 pairs"},
         also=("test.en-de.tsv.xz",),
     ),
@@ -534,6 +537,8 @@ SOURCES = {
         f"{CHALLENGE}/tatoeba-test-v2021-08-07.eng-fra.txt.gz",
         CHALLENGE_LICENCE,
         {"2741a4b2b33e1a752de7a5e3f4119ea5d816c4f98cf73b0173480715c9c4051a":
+         "of 2,660 pairs",
+         "d227cbe64ae762a83eaeee85c4f76a887e3d0cabd1cf47870d2535687d0c85a5":
          "of 2,660 pairs"},
         also=("test.en-fr.tsv.xz",),
     ),
@@ -767,6 +772,25 @@ class Part:
                 self.path.unlink()
 
 # %% ../notebooks/08_text.ipynb #4c98c976
+class SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects, but not from https to an address that is not encrypted."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        """The next request, as the library makes it.
+
+        Raises:
+            URLError: If it would leave https.
+        """
+        if req.type == "https" and not newurl.startswith("https:"):
+            raise urllib.error.URLError(f"it redirects to {newurl}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def open_url(request: urllib.request.Request, timeout: float):
+    """Ask for a file; redirects stay encrypted where the request was."""
+    return urllib.request.build_opener(SafeRedirects).open(request, timeout=timeout)
+
+
 def receive(part: Part, url: str, timeout: float) -> bool:
     """Ask once for a file, or for the rest of it; tell whether all of it is there."""
     headers = {"User-Agent": "Mozilla/5.0"}  # some hosts refuse Python's own name
@@ -775,7 +799,7 @@ def receive(part: Part, url: str, timeout: float) -> bool:
         if part.about.get("validator"):
             headers["If-Range"] = part.about["validator"]
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
+    with open_url(request, timeout) as answer:
         if have and getattr(answer, "status", 200) == 206:
             if not is_rest(answer.headers, have, part.about["size"]):
                 part.start({})
@@ -869,7 +893,7 @@ def fetch(source: Source, timeout: float = 10.0) -> tuple[list, str]:
             raise CorpusUnavailable(f"{path} cannot be read ({error}).") from error
         except CorpusUnavailable as error:
             raise CorpusUnavailable(f"{error} Delete it and try again.") from None
-        return pairs, f"{place}, {path.name} {describe_copy(source, content)}"
+        return pairs, f"{place}, {path.name} {version_of(source, content, pairs)}"
     while True:
         try:
             part = download(source, timeout)
@@ -884,7 +908,7 @@ def fetch(source: Source, timeout: float = 10.0) -> tuple[list, str]:
             if not part.resumed:
                 raise
     keep(source, content)
-    return pairs, f"{source.url}, {describe_copy(source, content)}"
+    return pairs, f"{source.url}, {version_of(source, content, pairs)}"
 
 
 def keep(source: Source, content: bytes) -> None:
@@ -914,6 +938,26 @@ def describe_copy(source: Source, content: bytes) -> str:
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     unknown = f"(sha256 {digest[:12]}..., not a copy known here)"
     return source.known.get(digest) or source.known.get(md5) or unknown
+
+
+def version_of(source: Source, content: bytes, pairs: list) -> str:
+    """As describe_copy, or known by its pairs; it is told if it is another version."""
+    said = describe_copy(source, content)
+    if "not a copy known" in said and source.known:
+        digest = hash_pairs(sorted(pairs))
+        if digest in source.known:
+            return source.known[digest]
+        warn_of_version(source.filename, source.known.values())
+    return said
+
+
+def warn_of_version(name: str, known: Iterable[str]) -> None:
+    """Say that a text is not the one that the numbers of this book are from."""
+    warnings.warn(
+        f"{name} is another version than the one that this book was made with "
+        f"({', '.join(dict.fromkeys(known))}): counts and scores will differ.",
+        stacklevel=2,
+    )
 
 
 def where_to_put(source: Source, error: Exception) -> str:
