@@ -39,6 +39,15 @@ def recipe_of(corpus, **changes):
     return Recipe(**settings | {"model": SMALL | {"dropout": 0.1}} | changes)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As the processes that are compared have: sums depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """300 and 30 pairs of the embedded grammar, as files of a user's."""
