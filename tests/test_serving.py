@@ -869,6 +869,9 @@ def test_a_server_says_what_is_wrong(served, body, telling):
 
 def test_a_server_goes_on(served):
     assert served("GET", "/") == (200, {"status": "ready"})
+    assert served("GET", "/health?at=noon") == (200, {"status": "ready"})
+    asked = served(path="/translate?from=en", body=b'{"text": "ab"}')
+    assert asked == (200, {"translations": ["ba"]})
     assert served("GET", "/x")[0] == served(path="/x")[0] == 404
     status, content = served(body=b'{"text": ["fail"]}')
     assert status == 500 and content == {"error": "RuntimeError: no memory"}
@@ -940,6 +943,7 @@ def test_other_methods():
                  for method in (b"GET", b"HEAD")]  # fmt: skip
         got, head = (raw(server.server_address, request) for request in asked)
         assert head[0] == got[0] and head[2] == b""
+        assert head[1]["Server"].strip() == "transformer-lib"  # and no versions
         assert int(head[1]["Content-Length"]) == len(got[2]) > 0
     status, headers, body = raw(
         server.server_address, b"GET /translate HTTP/1.1\r\n\r\n"

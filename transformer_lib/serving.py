@@ -1293,12 +1293,18 @@ class TranslationHandler(BaseHTTPRequestHandler):
     """
 
     timeout = 60  # seconds that a byte of a request is waited for
+    server_version, sys_version = "transformer-lib", ""
+
+    @property
+    def place(self) -> str:
+        """What is asked for, without what follows a question mark."""
+        return self.path.partition("?")[0]
 
     def do_GET(self) -> None:
         """Say that the server is ready."""
-        if self.path in ("/", "/health"):
+        if self.place in ("/", "/health"):
             self.answer(200, {"status": "ready"})
-        elif self.path == "/translate":
+        elif self.place == "/translate":
             self.answer(405, {"error": "POST to /translate."}, Allow="POST")
         else:
             self.answer(*NOT_FOUND)
@@ -1307,7 +1313,7 @@ class TranslationHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Translate what was sent."""
-        if self.path != "/translate":
+        if self.place != "/translate":
             self.refuse(*NOT_FOUND)
             return
         try:
