@@ -272,7 +272,6 @@ def native_precision(device: str | torch.device = "cpu") -> tuple[str, str]:
         return "bfloat16", "the processor has AVX512-BF16"
     return "float32", "no 16-bit products in hardware that this library knows of"
 
-
 # %% ../notebooks/11_training.ipynb #6b9f55d1
 @dataclass(frozen=True)
 class Recipe:
