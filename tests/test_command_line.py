@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from transformer_lib.batches import load_prepared
 from transformer_lib.command_line import main, settings_asked
 from transformer_lib.parsing import read_trees
 from transformer_lib.text import load_corpus
-from transformer_lib.training import Recipe, check_prepared
+from transformer_lib.training import Recipe, check_prepared, load_run
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "model.d_model=32 model.d_ff=64 max_tokens=900 max_steps=6 validate_every=2"
@@ -78,6 +79,18 @@ def test_a_second_train_goes_on_and_another_recipe_is_refused(at, capsys):
     assert "6 of 6 updates" in capsys.readouterr().out
     assert main([*TRAIN, "--set", "seed=5"]) == 2
     assert "another recipe" in capsys.readouterr().err
+
+
+def test_minutes_that_are_up_end_a_run_with_a_checkpoint(at, capsys):
+    """As on a machine that is lent for a while; the next call goes on from there."""
+    asked = [word if word != "run" else "in-parts" for word in TRAIN]
+    assert main([*asked, "--max-minutes", "0.0001"]) == 0
+    assert "in-parts: 1 of 6 updates" in capsys.readouterr().out
+    assert main(asked) == 0
+    assert "in-parts: 6 of 6 updates" in capsys.readouterr().out
+    whole, parts = (load_run(at / n, "cpu", "last").model for n in ("run", "in-parts"))
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_recipe_is_made_fit_for_what_was_prepared(at):
