@@ -33,7 +33,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("--size", default="base", choices=(*SIZES, "big"))
     parser.add_argument("--vocab-size", type=int, default=8000)
     parser.add_argument("--max-tokens", type=int, default=1280)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--updates", type=int, default=2, help="of each, each round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
@@ -61,13 +61,14 @@ def main(arguments=None) -> dict:
         lines = climb(config, ready.train, asked.max_tokens, asked.updates,
                       asked.rounds, changes, asked.device)  # fmt: skip
         data = {"corpus": name, "sha256": ready.data["train"]["sha256"]}
-    side = 8192 if asked.device == "cuda" else 2048
-    ceiling = {name: matmul_ceiling(side, kind, asked.device)
+    ceiling = {name: matmul_ceiling(config, asked.max_tokens, kind, asked.device)
                for name, kind in KINDS.items()}  # fmt: skip
     for line in lines:
         share = line["flops"] / line["seconds"] / ceiling[line["steps"]["precision"]]
+        low, high = line["times_previous_interval"]
         print(f"{line['step']:28} {line['tokens_per_second']:10,.0f} tokens/s "
-              f"{line['times_first']:6.2f}x   {share:5.0%} of the ceiling")  # fmt: skip
+              f"{line['times_first']:6.2f}x   line before {line['times_previous']:.2f} "
+              f"({low:.2f} to {high:.2f})   {share:5.0%} of the ceiling")  # fmt: skip
     record = {
         "benchmark": "one update, step by step faster: real target tokens a second",
         "command": "python benchmarks/speed.py",

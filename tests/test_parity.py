@@ -5,6 +5,7 @@ by a margin and not by rounding.
 """
 
 import importlib.util
+import argparse
 import json
 import math
 import warnings
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import PEERS, held_out_loss
+from peers import PEERS, compared, held_out_loss, interval, race
 from training import SIZES, prepared
 
 from transformer_lib.batches import make_batch, pad
@@ -233,6 +234,25 @@ def test_benchmark_runs(tmp_path, capsys):
     assert results["CTranslate2 float32"]["in_beam_of_uncached"] == "16/16"
     assert record["data_sha256"] and record["environment"]["versions"]
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_peers_race_on_equal_batches(tmp_path):
+    """benchmarks/peers.py: each in a process of its own, the same tokens for both."""
+    needs("transformers")
+    prepared(grammar_split("train", 400), str(tmp_path), 340)
+    asked = argparse.Namespace(size="tiny", threads=1, max_tokens=200, updates=2,
+                               rounds=2, max_rounds=2)  # fmt: skip
+    names = ["ours", "Hugging Face, by length"]
+    table = compared(race(names, tmp_path / "data", asked), names[1])
+    ours, theirs = (table[name]["rounds"] for name in names)
+    for key in "tokens", "places":
+        assert [run[key] for run in ours] == [run[key] for run in theirs]
+    assert ours[0]["tokens"] != ours[1]["tokens"]  # each round has its own batches
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["losses"][0] == pytest.approx(b["losses"][0], abs=1e-5)
+    assert table[names[1]]["ours_times"] > 0
+    assert interval([2.0, 2.0, 2.0]) == (pytest.approx(2.0), 0.0)
+    assert interval([1.0, 4.0])[0] == pytest.approx(2.0)
 
 
 def test_contenders_begin_with_the_same_loss(tmp_path):

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_lib import speed
 from transformer_lib.batches import TokenPairs, flatten, make_batch
 from transformer_lib.exercises.speed import (
     check_int8_product,
@@ -31,6 +32,7 @@ from transformer_lib.speed import (
     fill_rows,
     first_losses,
     ladder,
+    laps,
     matmul_ceiling,
     mean_loss,
     pack,
@@ -38,6 +40,7 @@ from transformer_lib.speed import (
     quantize_rows,
     quantized,
     race,
+    ratio_interval,
     same_part,
     trainer,
     training_flops,
@@ -223,6 +226,7 @@ def test_climb_measures_every_step():
     assert [line["step"] for line in lines] == list(changes)
     assert lines[0]["times_first"] == 1 and all(x["seconds"] > 0 for x in lines)
     assert lines[2]["steps"]["feed"] == "length"
+    assert lines[0]["times_previous"] == 1 and lines[1]["times_previous_interval"]
 
 
 def test_climb_divides_by_the_updates_that_an_epoch_has():
@@ -274,7 +278,33 @@ def test_race_calls_in_turns():
     assert calls == list("ababab") and set(seconds) == {"a", "b"}
     with pytest.raises(ValueError, match="one of each"):
         race({})
-    assert matmul_ceiling(32) > 0
+    seconds = laps({"a": lambda: None}, rounds=3)
+    assert len(seconds["a"]) == 3 and all(second > 0 for second in seconds["a"])
+
+
+def test_the_ceiling_counts_the_models_products(monkeypatch):
+    """The operations that training_flops counts forward, of a layer of each kind."""
+    config = TransformerConfig(50, d_model=16, num_heads=2, num_layers=1, d_ff=32)
+    monkeypatch.setattr(speed, "laps", lambda runs, *rest: {
+        name: [run() is None or 1.0] for name, run in runs.items()})  # fmt: skip
+    counts = 12 * 2 * 7 * 16 * 16 + 2 * 2 * 2 * 7 * 16 * 32 + 2 * 7 * 16 * 50
+    assert matmul_ceiling(config, 7) == pytest.approx(counts / (12 + 2 + 2 + 1))
+    weights = sum(p.numel() for name, p in Transformer(config).named_parameters()
+                  if p.dim() == 2)  # fmt: skip
+    assert counts == 2 * 7 * weights
+
+
+def test_an_interval_of_ratios_by_scipys_t():
+    from scipy.stats import t
+
+    rng = random.Random(0)
+    for count in (2, 5, 11):
+        these, those = ([rng.uniform(1, 2) for _ in range(count)] for _ in "ab")
+        logs = np.log(np.array(these) / np.array(those))
+        half = t.ppf(0.975, count - 1) * logs.std(ddof=1) / count**0.5
+        wanted = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
+        assert ratio_interval(these, those) == pytest.approx(wanted, rel=2e-2)
+    assert ratio_interval([3.0], [2.0]) == [pytest.approx(1.5), 0.0, math.inf]
 
 
 @pytest.mark.parametrize(("call", "said"), [
