@@ -364,6 +364,13 @@ def test_every_command_shows_an_example_in_its_help(capsys):
     assert main([]) == 2 and "COMMAND" in capsys.readouterr().out
 
 
+def test_serve_says_what_it_holds(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    said = capsys.readouterr().out
+    assert "\nAny text goes the way of `translate`" in said and "500 requests" in said
+
+
 def test_help_needs_no_torch():
     code = (
         "import sys; from transformer_lib.command_line import main\n"

@@ -17,6 +17,7 @@ __all__ = ['PACKAGES', 'CHECKS', 'EXAMPLES', 'COMMANDS', 'run_prepare', 'corpus_
 import argparse
 import contextlib
 import functools
+import inspect
 import math
 import os
 import platform
@@ -329,7 +330,11 @@ def needs(*packages: str) -> None:
 
 # %% ../notebooks/90_command_line.ipynb #63d94e47
 def run_serve(asked: argparse.Namespace) -> None:
-    """Answer requests for translations over HTTP."""
+    """Answer requests for translations over HTTP.
+
+    Any text goes the way of `translate`: as many lines come back. 500 requests at once
+    are let in; more wait in line. It ends with Ctrl-C.
+    """
     needs("ctranslate2")
     from transformer_lib.decoding import check_search
     from transformer_lib.serving import CTranslate2Model, translation_server
@@ -516,7 +521,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=CommandParser)
     for name, (run, fill, example) in COMMANDS.items():
         command = commands.add_parser(
-            name, help=run.__doc__.splitlines()[0], description=run.__doc__,
+            name, help=run.__doc__.splitlines()[0],
+            description=inspect.cleandoc(run.__doc__),
             formatter_class=raw, epilog=f"example:\n  transformer-lib {example}",
         )  # fmt: skip
         command.set_defaults(function=run)
