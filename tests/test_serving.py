@@ -433,9 +433,10 @@ def test_a_source_beyond_the_learned_positions(folder):
     assert len(model.beam_search(longest, beam_size=1)[0].ids) <= 255
     with pytest.raises(ValueError, match="257 tokens, and the model only 256"):
         model.beam_search(torch.tensor([[7] * 256 + [EOS]]))
-    for wrong in ({"beam_size": 0}, {"beams": 2}):
-        with pytest.raises(ValueError, match="there are beam_size"):
-            model("dog", **wrong)
+    with pytest.raises(ValueError, match="beam_size=0: must be from 1 to"):
+        model("dog", beam_size=0)
+    with pytest.raises(ValueError, match="there are beam_size"):
+        model("dog", beams=2)
 
 
 def test_the_model_is_left_as_it_was(monkeypatch):
