@@ -1,4 +1,4 @@
-"""A trained model written for other programs: as ONNX graphs, for CTranslate2 and for Hugging Face's Marian; each proved equal to the library.
+"""A trained model written for other programs: as ONNX graphs, for CTranslate2 and for Hugging Face's Marian; each compared with the library.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/21_serving.html"""
 

@@ -737,8 +737,8 @@ def cost_figure() -> InteractiveFigure:
         {"pairs": names, "range": [[24, 29], [37, 43]], "rows": rows},
         controls, COST_PICTURE, still,
         "Two scatter plots of BLEU against training cost on a logarithmic scale, left "
-        "English-German, right English-French. The earlier models and their ensembles "
-        "lie to the right, ensembles furthest. Transformer base and big are at the "
+        "English-German, right English-French. The earlier models lie to the right of "
+        "base, their ensembles furthest. Transformer base and big are at the "
         "upper left of the German plot; in the French one base is at the lower left, "
         "big at the top.", COST_STYLE,
     )  # fmt: skip
