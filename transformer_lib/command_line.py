@@ -416,7 +416,7 @@ def check_corpora() -> tuple:
     from transformer_lib.text import cache_folder
 
     folder = cache_folder()
-    known = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    known = sorted(p.name for p in folder.glob("*") if p.is_file())
     mirror = os.environ.get("TRANSFORMER_LIB_MIRROR")
     said = f"cache: {', '.join(known) or 'empty'}"
     if mirror:
