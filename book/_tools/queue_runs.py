@@ -23,7 +23,6 @@ import itertools
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +32,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_lib.text import cache_folder
+from transformer_lib.text import cache_folder, whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "transformer_lib" / "evidence"
@@ -182,9 +181,8 @@ class Queue:
             self.say(f"{job.group:14} {job.name:24} FAILED ({status}), see {words}")
         else:
             job.kept.parent.mkdir(parents=True, exist_ok=True)
-            aside = job.kept.with_suffix(".part")
-            shutil.copyfile(job.result, aside)
-            aside.replace(job.kept)
+            with whole_file(job.kept) as file:
+                file.write(job.result.read_bytes())
             self.say(f"{job.group:14} {job.name:24} done    {minutes:6.1f} min  "
                      f"{figures(job.kept)}")  # fmt: skip
 
