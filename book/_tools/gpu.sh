@@ -4,7 +4,7 @@
 # gpu.sh OUT all [MINUTES]    both; what is left of the minutes goes to the races
 #
 # Can be cut off at any moment and called again: runs go on from their checkpoints, and OUT
-# holds what is finished: results.tar.gz (for transformer_lib/evidence/runs), queue.log,
+# holds what is finished: results.tar.gz (for transformer_lib/evidence/results), queue.log,
 # the translator's weights in 16 bits in parts (join them with cat), the races' records.
 # The runs go on in the background after MINUTES, until the machine is taken away.
 #
@@ -22,7 +22,7 @@ out=$(cd "$out" && pwd)
 TRANSFORMER_LIB_RUNS=${TRANSFORMER_LIB_RUNS:-$PWD/runs}
 PYTHONPATH=$PWD
 export TRANSFORMER_LIB_RUNS PYTHONPATH
-kept=${TRANSFORMER_LIB_EVIDENCE:-$PWD/transformer_lib/evidence/runs}
+kept=${TRANSFORMER_LIB_EVIDENCE:-$PWD/transformer_lib/evidence/results}
 mkdir -p "$TRANSFORMER_LIB_RUNS" "$kept"
 
 pack() {

@@ -6,7 +6,7 @@
 
 The queue is queue.toml among the records in transformer_lib/evidence. Each group of it
 is one command, run with each value for the names in braces. A run is done when its
-result is in runs/ beside the queue; it is copied there when the command has ended well.
+result is in results/ beside the queue; it is copied there when the command has ended well.
 A group runs from one commit, the one checked out when its first run began, in a
 clone of its own, so that later changes of the library do not reach it. Checkpoints stay
 in the folder of runs (TRANSFORMER_LIB_RUNS; else in the user's cache, which outlives a
@@ -36,7 +36,7 @@ from transformer_lib.text import cache_folder, whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "transformer_lib" / "evidence"
-KEPT = Path(os.environ.get("TRANSFORMER_LIB_EVIDENCE", EVIDENCE / "runs"))
+KEPT = Path(os.environ.get("TRANSFORMER_LIB_EVIDENCE", EVIDENCE / "results"))
 COMMAND = """import sys
 from transformer_lib.command_line import main
 sys.exit(main())"""
