@@ -24,8 +24,8 @@ def test_equations_and_figures_are_numbered(name):
     above = r'<img (?:(?!<img|class="output).)*class="figure-number"'
     assert len(re.findall(above, page.html, re.DOTALL)) == len(figures)
     if name.startswith("notebooks/0") and chapter < 8:
-        shown = r"<strong>Figure [\d.]+</strong>\s*([^<]+)</p>"
-        captions = re.findall(shown, page.html)
+        shown = r"<strong>Figure [\d.]+</strong>\s*(\S.*?)</p>"
+        captions = re.findall(shown, page.html, re.DOTALL)
         assert len(captions) == len(figures)
 
 

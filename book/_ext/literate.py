@@ -71,10 +71,12 @@ def hide_directives(app, doctree):
 def name_folds(app, doctree):
     """A folded cell says what is inside it, not that it is a cell."""
     for cell in doctree.findall(nodes.container):
-        if cell.get("nb_element") == "cell_code" and cell.get("hide_mode") == "input":
+        mode = cell.get("hide_mode")
+        if cell.get("nb_element") == "cell_code" and mode in ("input", "all"):
             source = next(iter(cell.findall(nodes.literal_block)), None)
             if source is not None:
                 words = inside(source.astext())
+                words += " and its output" if mode == "all" else ""
                 cell["prompt_show"] = f"Show {words}"
                 cell["prompt_hide"] = f"Hide {words}"
 
