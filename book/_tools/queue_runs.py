@@ -6,7 +6,7 @@
 
 The queue is queue.toml among the records in transformer_lib/evidence. Each group of it
 is one command, run with each value for the names in braces. A run is done when its
-result is in results/ beside the queue; it is copied there when the command has ended well.
+result is in results/ beside the queue, where it is copied when the command ends well.
 A group runs from one commit, the one checked out when its first run began, in a
 clone of its own, so that later changes of the library do not reach it. Checkpoints stay
 in the folder of runs (TRANSFORMER_LIB_RUNS; else in the user's cache, which outlives a
