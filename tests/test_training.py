@@ -180,7 +180,7 @@ def test_nothing_half_written(train, tmp_path):
     train(tiny(), tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
-        "recipe.json", "about.json", "tokenizer.model",
+        "recipe.json", "about.json", "tokenizer.model", "manifest.json",
         "best.safetensors", "last.safetensors", "last.previous.safetensors",
         "step-000002.safetensors", "step-000004.safetensors", "step-000006.safetensors",
     }  # fmt: skip
