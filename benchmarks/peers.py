@@ -1,7 +1,9 @@
 """Beside other toolkits: training, memory, decoding, exports; one command.
 
-    python benchmarks/peers.py            # small and base models: hours, quiet machine
-    python benchmarks/peers.py --quick    # tiny models on the embedded grammar
+    python benchmarks/peers.py                 # all of it, on a quiet machine
+    python benchmarks/peers.py --minutes 10    # as many rounds as fit, and again later
+    python benchmarks/peers.py --parts training --sizes base --only "Hugging Face"
+    python benchmarks/peers.py --quick         # tiny models on the embedded grammar
 
 Training: ours, torch's nn.Transformer, Hugging Face's Marian, JoeyNMT and
 x-transformers; the first three hold the same weights, the others models of the same
@@ -13,10 +15,14 @@ switches of its recipe as they are by default. "Hugging Face" without "by length
 second line: a fixed number of any pairs, padded to the longest, as from a plain
 DataLoader.
 
-Each run is a process of its own, so that its peak memory is its own, above what the
-text and the loaded packages take. The rounds are interleaved, in turn forwards and
-backwards, and there are as many as it takes until the 95 % interval of the ratio of
-ours to each contender on equal batches is within 5 % of it, or --max-rounds.
+Each contender is a process of its own, so that its peak memory is its own, above what
+the text and the loaded packages take. A round is --updates updates of each, in turn
+forwards and backwards, and there are as many rounds as it takes until the 95 % interval
+of the ratio of ours to each contender on equal batches is within 5 % of it, or until
+--max-rounds or --minutes. All contenders of a size are in memory at once, about 2 GB
+each at base size; --only takes some of them. Each round is appended to a file in --work
+when it is done, and the same command goes on from there, so rounds can be gathered in
+several quiet hours; rounds of other code or settings are not mixed with them.
 
 Decoding: the model that ships, as our Translator runs it and as chapter 21 exports it,
 beam 4, on the same sentences of its test set; BLEU of CTranslate2's two exports on all
@@ -24,11 +30,14 @@ of it. Exports: their sizes, and the time from nothing loaded to a first transla
 
 JoeyNMT and x-transformers are installed into _build/peers, without the versions of
 other packages that JoeyNMT asks for.
-Writes transformer_lib/evidence/benchmarks/peers.json.
+Writes transformer_lib/evidence/benchmarks/peers.json once each part is measured.
 """
 
 import argparse
+import contextlib
+import hashlib
 import importlib
+import itertools
 import json
 import math
 import statistics
@@ -58,11 +67,11 @@ from transformer_lib import training as library
 from transformer_lib.batches import load_prepared, make_batch, plan_batches
 from transformer_lib.objective import build_optimizer
 from transformer_lib.text import BOS, EOS, PAD, UNK, CorpusUnavailable, load_corpus
-from transformer_lib.training import environment_record
+from transformer_lib.training import environment_record, write_json
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 
 ROOT = Path(__file__).parents[1]
-INSTALLED = ROOT / "_build" / "peers"
+INSTALLED, ROUNDS = ROOT / "_build" / "peers", ROOT / "_build" / "peers-rounds"
 PACKAGES = ["joeynmt==2.3.0", "x-transformers==2.31.10", "einops", "einx", "loguru",
             "frozendict", "torch-einops-utils", "importlib-metadata", "zipp",
             "subword-nmt", "tensorboard", "absl-py"]  # fmt: skip
@@ -75,7 +84,7 @@ ABSENT = ["fairseq>=0.12", "OpenNMT-py>=3.5", "sockeye>=3", "fairseq2"]
 class Peer:
     """One contender: its model, and one update from a batch."""
 
-    plan, precision = "by length", "float32"
+    feed, precision = "by length", "float32"
 
     def __init__(self, config: TransformerConfig):
         torch.manual_seed(0)
@@ -96,15 +105,18 @@ class Peer:
         loss.backward()
         self.optimizer.step()
 
-    def timed(self, ready, plan, first: int, asked) -> list[float]:
-        """Seconds of each update, from one before the first, which warms up."""
-        batches = [make_batch(ready.train, i) for i in plan[first:][: asked.updates]]
-        seconds = []
-        for batch in (make_batch(ready.train, plan[-1]), *batches):
-            start = time.perf_counter()
+    def begin(self, ready, plan, asked) -> None:
+        """Make ready for the first round, with an update that warms up."""
+        self.ready, self.plan = ready, plan
+        self.update(make_batch(ready.train, plan[-1]))
+
+    def timed(self, places: range) -> tuple[float, float]:
+        """Seconds by the clock and of the processor for the batches of these places."""
+        batches = [make_batch(self.ready.train, self.plan[i]) for i in places]
+        start, busy = time.perf_counter(), time.process_time()
+        for batch in batches:
             self.update(batch)
-            seconds.append(time.perf_counter() - start)
-        return seconds[1:]
+        return time.perf_counter() - start, time.process_time() - busy
 
 
 class Ours(Peer):
@@ -121,7 +133,7 @@ class Ours(Peer):
         rest = RATE, EPSILON, 0.0, self.precision
         library.update(self.shared, self.optimizer, [batch], *rest)
 
-    def timed(self, ready, plan, first, asked):
+    def begin(self, ready, plan, asked):
         """The same batches, by the loop of train: made ahead, used, reported."""
         made = ready.data["settings"]
         data = {k: made[k] for k in ("vocab_size", "kind", "max_length", "max_words")}
@@ -132,19 +144,20 @@ class Ours(Peer):
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as run_dir:
             run = Path(run_dir)
-            trainer = library.set_up(recipe, run, asked.data, "cpu", 0, 1)
-        self.model, self.shared = trainer.model.train(), trainer.shared
-        self.optimizer, seconds = trainer.optimizer, []
-        self.update(make_batch(ready.train, plan[-1]))  # warms up
-        trainer.at.batch = first
-        with library.made_ahead(library.groups(trainer), recipe.prefetch) as coming:
-            for _ in range(asked.updates):
-                start = time.perf_counter()
-                (place,), batches = next(coming)
-                library.one_update(trainer, [place], batches)
-                seconds.append(time.perf_counter() - start)
-                assert place.indices == plan[trainer.at.batch - 1]  # equal batches
-        return seconds
+            self.trainer = library.set_up(recipe, run, asked.data, "cpu", 0, 1)
+        self.model, self.shared = self.trainer.model.train(), self.trainer.shared
+        self.optimizer = self.trainer.optimizer
+        super().begin(ready, plan, asked)
+        self.trainer.at.batch = asked.first * asked.updates
+
+    def timed(self, places):
+        start, busy = time.perf_counter(), time.process_time()
+        for place, batches in itertools.islice(self.coming, len(places)):
+            library.one_update(self.trainer, place, batches)
+        spent = time.perf_counter() - start, time.process_time() - busy
+        assert self.trainer.at.batch == places.stop  # equal batches
+        assert place[0].indices == self.plan[places[-1]]
+        return spent
 
 
 class OursInBfloat16(Ours):
@@ -195,7 +208,7 @@ class HuggingFaceInBfloat16(HuggingFace):
 
 
 class HuggingFaceRandom(HuggingFace):
-    plan = "random"
+    feed = "random"
 
 
 class Words:
@@ -279,11 +292,12 @@ PEERS = {
     "Hugging Face, by length, bfloat16": HuggingFaceInBfloat16,
     "Hugging Face": HuggingFaceRandom,  # the second line: random batches, padded
 }  # fmt: skip
+REFERENCE = "Hugging Face, by length"
 INSTALLED_ASIDE = "JoeyNMT, by length", "x-transformers, by length"
 
 
-def one_run(asked) -> dict:
-    """What one contender does in a process of its own, in one round."""
+def contend(asked) -> None:
+    """One contender in a process of its own: a round for each number that it reads."""
     sys.path.append(str(INSTALLED))
     torch.set_num_threads(asked.threads)
     ready = load_prepared(asked.data)
@@ -291,25 +305,38 @@ def one_run(asked) -> dict:
         ready.tokenizer.vocab_size, **SIZES[asked.size], dropout=DROPOUT
     )
     kind = PEERS[asked.one]
-    plan = plan_batches(ready.train, asked.max_tokens, seed=0, epoch=0)
-    if kind.plan == "random":
-        plan = list(plans(ready.train, asked.max_tokens).values())[1]
+    plan = division(ready, kind.feed, asked.max_tokens)
     held_out = make_batch(ready.valid, range(min(16, len(ready.valid))))
     kind(TransformerConfig(config.vocab_size, **SIZES["tiny"]))  # loads its packages
     before = memory("VmRSS")
     peer = kind(config)
-    parameters = sum(p.numel() for p in peer.model.parameters() if p.requires_grad)
-    first = asked.round * asked.updates % max(1, len(plan) - asked.updates)
+    about = {"parameters": sum(p.numel() for p in peer.model.parameters()
+                               if p.requires_grad)}  # fmt: skip
     losses = [held_out_loss(peer, held_out)]
-    seconds = peer.timed(ready, plan, first, asked)
-    losses.append(held_out_loss(peer, held_out))
-    used = [make_batch(ready.train, i) for i in plan[first : first + asked.updates]]
-    return {
-        "tokens": sum(batch.num_tokens for batch in used),
-        "places": sum(batch.tgt_out.numel() for batch in used),
-        "seconds": sum(seconds), "peak_mb": (memory("VmHWM") - before) / 1e6,
-        "losses": losses, "parameters": parameters,
-    }  # fmt: skip
+    peer.begin(ready, plan, asked)
+    with contextlib.ExitStack() as stack:
+        if isinstance(peer, Ours):
+            ahead = library.groups(peer.trainer), peer.trainer.recipe.prefetch
+            peer.coming = stack.enter_context(library.made_ahead(*ahead))
+        for line in sys.stdin:
+            places = range(int(line) * asked.updates, (int(line) + 1) * asked.updates)
+            seconds, busy = peer.timed(places)
+            used = [make_batch(ready.train, plan[i]) for i in places]
+            losses[1:] = [held_out_loss(peer, held_out)]
+            run = {
+                "tokens": sum(batch.num_tokens for batch in used),
+                "places": sum(batch.tgt_out.numel() for batch in used),
+                "seconds": seconds, "cpu_seconds": busy,
+                "peak_mb": (memory("VmHWM") - before) / 1e6, "losses": losses,
+            } | about  # fmt: skip
+            print(json.dumps(run), flush=True)
+
+
+def division(ready, feed: str, max_tokens: int) -> list[list[int]]:
+    """How the text is divided into batches: the first epoch, by length or at random."""
+    if feed == "by length":
+        return plan_batches(ready.train, max_tokens, seed=0, epoch=0)
+    return list(plans(ready.train, max_tokens).values())[1]
 
 
 @torch.no_grad()
@@ -321,45 +348,123 @@ def held_out_loss(peer, batch) -> float:
     return F.cross_entropy(logits, batch.tgt_out[batch.tgt_out != PAD]).item()
 
 
+def command(settings: dict) -> list[str]:
+    """This file with some settings, as the line of a shell."""
+    given = [str(part) for setting in settings.items() for part in setting]
+    return [sys.executable, __file__, *given]
+
+
 def alone(settings: dict) -> dict:
     """What this file prints in a process of its own."""
-    given = [str(part) for setting in settings.items() for part in setting]
-    command = [sys.executable, __file__, *given]
-    done = subprocess.run(command, capture_output=True, text=True)
+    line = command(settings)
+    done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(given)} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(line[2:])} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def race(names, folder: Path, asked) -> dict:
-    """Rounds of all contenders in turn, until each ratio is known well enough."""
-    runs = {name: [] for name in names}
-    for turn in range(asked.max_rounds):
-        for name in names if turn % 2 == 0 else names[::-1]:
-            settings = {"--one": name, "--data": folder, "--round": turn,
-                        "--size": asked.size, "--threads": asked.threads,
-                        "--max-tokens": asked.max_tokens,
-                        "--updates": asked.updates}  # fmt: skip
-            runs[name].append(alone(settings))
-        known = {name: interval(ratios(runs, name)) for name in names if name != "ours"}
-        said = ", ".join(f"{name} {middle:.2f} ± {100 * half:.0f} %"
-                         for name, (middle, half) in known.items())  # fmt: skip
-        print(f"  round {turn + 1}, ours to {said}", flush=True)
-        fair = [half for name, (_, half) in known.items()
-                if PEERS[name].plan == "by length"]  # fmt: skip
-        if turn + 1 >= asked.rounds and max(fair) <= 0.05:
-            break
-    return runs
+class Contender:
+    """The process of a contender; it waits until it is its turn."""
+
+    def __init__(self, name: str, folder: Path, first: int, asked):
+        settings = {"--one": name, "--data": folder, "--first": first,
+                    "--size": asked.size, "--threads": asked.threads,
+                    "--max-tokens": asked.max_tokens,
+                    "--updates": asked.updates}  # fmt: skip
+        self.name, self.errors = name, tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            command(settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self.errors, text=True,
+        )  # fmt: skip
+
+    def run(self, turn: int) -> dict:
+        """One round."""
+        with contextlib.suppress(BrokenPipeError):  # it says below what happened
+            print(turn, file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line.startswith('{"tokens"'):
+                return json.loads(line)
+        self.errors.seek(0)
+        raise RuntimeError(f"{self.name} failed:\n{self.errors.read()[-2000:]}")
+
+    def end(self) -> None:
+        """Let it go."""
+        self.process.kill()
+        self.process.communicate()
+        self.errors.close()
 
 
-def ratios(runs: dict, name: str) -> list[float]:
+def race(names, folder: Path, rounds: list[dict], log: Path, asked) -> list[dict]:
+    """Rounds of all contenders in turn, until each ratio is known well enough.
+
+    Args:
+        names: Who takes part, "ours" among them.
+        folder: The prepared text.
+        rounds: What was measured before.
+        log: Where each further round is appended.
+        asked: The settings; until is when no further round begins.
+
+    Returns:
+        All rounds: what each contender did, by its name.
+    """
+    plan = division(load_prepared(folder), "by length", asked.max_tokens)
+    most = min(asked.max_rounds, (len(plan) - 1) // asked.updates)
+    with contextlib.ExitStack() as stack:
+        going = {}
+        for turn in range(len(rounds), most):
+            if enough(rounds, names, asked) or time.monotonic() > asked.until:
+                break
+            done = {}
+            for name in names if turn % 2 == 0 else names[::-1]:
+                if name not in going:
+                    going[name] = Contender(name, folder, turn, asked)
+                    stack.callback(going[name].end)
+                done[name] = going[name].run(turn)
+            rounds.append(done)
+            with open(log, "a", encoding="utf-8") as file:
+                file.write(json.dumps(done) + "\n")
+            known = {n: interval(ratios(rounds, n)) for n in names if n != "ours"}
+            said = ", ".join(f"{name} {middle:.2f} ± {half:.0%}"
+                             for name, (middle, half) in known.items())  # fmt: skip
+            print(f"  round {turn + 1}, ours to {said}", flush=True)
+    return rounds
+
+
+def enough(rounds: list[dict], names, asked) -> bool:
+    """Whether each ratio on equal batches is known to 5 % by the rounds so far."""
+    fair = [n for n in names if n != "ours" and PEERS[n].feed == "by length"]
+    within = [interval(ratios(rounds, name))[1] for name in fair if rounds]
+    return len(rounds) >= asked.rounds and max(within) <= 0.05
+
+
+def ratios(rounds: list[dict], name: str) -> list[float]:
     """How many times as fast ours of the same precision was, round by round."""
     ours = "ours, bfloat16" if "bfloat16" in name and "ours" not in name else "ours"
 
     def speed(run):
         return run["tokens"] / run["seconds"]
 
-    return [speed(a) / speed(b) for a, b in zip(runs[ours], runs[name], strict=True)]
+    both = [done for done in rounds if name in done and ours in done]
+    return [speed(done[ours]) / speed(done[name]) for done in both]
+
+
+def fingerprint(asked, ready) -> str:
+    """What rounds must have in common to be put together: code, text and settings."""
+    ours = [m for name, m in sys.modules.items() if name.startswith("transformer_lib.")]
+    files = sorted(module.__file__ for module in ours)
+    parts = [Path(file).read_bytes() for file in (*files, __file__)]
+    settings = (asked.size, asked.threads, asked.max_tokens, asked.updates,
+                ready.data["train"]["sha256"], environment_record()["hardware"],
+                *(version(name) for name in ("torch", "transformers")))  # fmt: skip
+    parts.append(json.dumps(settings).encode())
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
+
+
+def kept_rounds(log: Path) -> list[dict]:
+    """The rounds that were measured before; a line that was cut short is left out."""
+    lines = log.read_text(encoding="utf-8").split("\n") if log.exists() else [""]
+    log.write_text("".join(line + "\n" for line in lines[:-1]), encoding="utf-8")
+    return [json.loads(line) for line in lines[:-1]]
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -368,17 +473,20 @@ def interval(values: list[float]) -> tuple[float, float]:
 
     logs = [math.log(value) for value in values]
     if len(logs) < 2:
-        return values[0], math.inf
+        return (values or [math.nan])[0], math.inf
     error = statistics.stdev(logs) / len(logs) ** 0.5
     return (math.exp(statistics.fmean(logs)),
             math.expm1(error * float(t.ppf(0.975, len(logs) - 1))))  # fmt: skip
 
 
-def compared(runs: dict, peer: str) -> dict:
+def compared(all_rounds: list[dict], peer: str) -> dict:
     """Medians of the rounds, and how they stand to one contender's."""
     table = {}
-    for name, rounds in runs.items():
-        middle, half = interval(ratios(runs, name)) if name != "ours" else (1.0, 0.0)
+    for name in sorted({n for done in all_rounds for n in done}, key=list(PEERS).index):
+        rounds = [done[name] for done in all_rounds if name in done]
+        middle, half = (
+            interval(ratios(all_rounds, name)) if name != "ours" else (1.0, 0.0)
+        )
         table[name] = {
             "tokens_per_second": statistics.median(
                 r["tokens"] / r["seconds"] for r in rounds
@@ -479,7 +587,7 @@ def decode(folder: Path, asked) -> dict:
     engines = {name: engine(name, folder, asked.threads) for name in ENGINES}
     outputs = {name: run(texts) for name, run in engines.items()}  # warms up
     seconds = {name: [] for name in engines}
-    for _ in range(asked.rounds):
+    for _ in range(1 if asked.quick else 3):
         for name, run in engines.items():
             start = time.perf_counter()
             run(texts)
@@ -519,7 +627,7 @@ def decode(folder: Path, asked) -> dict:
 def loads(name: str, folder: Path, asked) -> list[float]:
     """Seconds to a first translation, each in a process of its own."""
     settings = {"--load": name, "--data": folder, "--threads": asked.threads}
-    return [alone(settings)["seconds"] for _ in range(asked.rounds)]
+    return [alone(settings)["seconds"] for _ in range(1 if asked.quick else 3)]
 
 
 # --- who is not here ------------------------------------------------------------------
@@ -551,77 +659,120 @@ def why_absent(package: str) -> str:
     return said.partition("cause: ")[2].partition(", we can conclude")[0] or said
 
 
-def main(arguments=None) -> dict:
+def main(arguments=None) -> dict | None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="tiny models, one round")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3, help="at least")
-    parser.add_argument("--max-rounds", type=int, default=20)
-    parser.add_argument("--updates", type=int, default=3, help="timed, each round")
+    parser.add_argument("--quick", action="store_true", help="tiny models, two rounds")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=6, help="at least")
+    parser.add_argument("--max-rounds", type=int, default=60)
+    parser.add_argument("--minutes", type=float, default=math.inf,
+                        help="no round of training begins later")  # fmt: skip
+    parser.add_argument("--updates", type=int, default=2, help="timed, each round")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of our batches")
-    parser.add_argument("--size", choices=SIZES, help="this one only")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["base", "small"])
+    parser.add_argument("--only", nargs="+", default=[""],
+                        help="contenders whose names hold one of these")  # fmt: skip
+    parser.add_argument("--parts", nargs="+", choices=("training", "decoding"),
+                        default=["training", "decoding"],
+                        help="what is measured now")  # fmt: skip
     parser.add_argument("--corpus", default="mixed")
     parser.add_argument("--sentences", type=int, default=320, help="to decode")
-    parser.add_argument("--work", type=Path, help="keep what is prepared here")
+    parser.add_argument("--work", type=Path, default=ROUNDS,
+                        help="keeps the text and what was measured")  # fmt: skip
     parser.add_argument("--out", type=Path, help="where the figures are written")
-    for name in ("--one", "--load", "--data"):
+    for name in ("--one", "--load", "--data", "--size"):
         parser.add_argument(name, help=argparse.SUPPRESS)
-    parser.add_argument("--round", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
-    if asked.one or asked.load:
-        answer = one_run(asked) if asked.one else one_load(asked)
-        print(json.dumps(answer))
-        return answer
+    if asked.one:
+        return contend(asked)
+    if asked.load:
+        return print(json.dumps(one_load(asked)))
     if asked.quick:
-        asked.rounds, asked.max_rounds, asked.updates = 2, 2, 2
-        asked.size, asked.max_tokens = "tiny", 400
+        asked.rounds, asked.max_rounds = 2, 2
+        asked.sizes, asked.max_tokens = ["tiny"], 400
     missing = "a quick run installs nothing" if asked.quick else install()
-    names = [n for n in PEERS if not (missing and n in INSTALLED_ASIDE)]
-    count, name = (1000, "grammar-en-de") if asked.quick else (60_000, asked.corpus)
-    pairs = pairs_of(name, count)
-    if pairs is None:
-        raise SystemExit(f"{name} cannot be had here: name another --corpus.")
+    everyone = [n for n in PEERS if not (missing and n in INSTALLED_ASIDE)]
+    names = [n for n in everyone if n[:4] == "ours" or n == REFERENCE
+             or any(part in n for part in asked.only)]  # fmt: skip
+    asked.corpus = "grammar-en-de" if asked.quick else asked.corpus
+    began, cases = time.monotonic(), {}
     with tempfile.TemporaryDirectory() as aside:
-        place, tables, text = asked.work or Path(aside), {}, {}
-        sizes = [asked.size] if asked.size else ["base", "small"]
-        for asked.size in sizes:
-            folder, pieces = place / asked.size, PIECES[asked.size]
-            if (folder / "data").is_dir():
-                ready = load_prepared(folder / "data")
-            else:
-                folder.mkdir(parents=True, exist_ok=True)
-                ready = prepared(pairs, str(folder), pieces)
-            print(f"{asked.size}, {pieces:,} pieces")
-            runs = race(names, folder / "data", asked)
-            tables[asked.size] = compared(runs, "Hugging Face, by length")
-            text[asked.size] = ready.data["train"]["sha256"]
-        asked.vocab_size, asked.size = PIECES[sizes[0]], sizes[0]
-        decoding = decode(place / "exports", asked)
+        place = Path(aside) if asked.quick else asked.work
+        for i, size in enumerate(asked.sizes, start=1):
+            asked.until = began + 60 * asked.minutes * i / len(asked.sizes)
+            asked.size = size
+            cases[size] = training(names, place, asked)
+        decoding = kept_decoding(place, asked)
+    tables = {size: compared(rounds, REFERENCE)
+              for size, (_, rounds) in cases.items() if rounds}  # fmt: skip
     left_out = {} if asked.quick else {p: why_absent(p) for p in ABSENT}
     if missing:
         left_out |= {"JoeyNMT, x-transformers": missing}
+    first = asked.size = asked.sizes[0]
+    asked.vocab_size = PIECES[first]
     record = {
         "benchmark": "beside other toolkits: training, memory, decoding, exports",
         "command": "python benchmarks/peers.py",
         "settings": {k: v for k, v in vars(asked).items() if k not in HIDDEN},
-        "data": {"corpus": name, "pairs": len(pairs),
-                 "sha256": text[sizes[0]]},
+        "data": {"corpus": asked.corpus, "pairs": count_of(asked),
+                 "sha256": cases[first][0].data["train"]["sha256"]},
         "environment": environment_record(),
         "peers": {p: version(p) for p in ("transformers", "ctranslate2", "onnxruntime")}
         | ({} if missing else dict(p.split("==") for p in PACKAGES[:2])),
         "left_out": left_out,
-        "training": tables[sizes[0]],
+        "training": tables.get(first),
         "sizes": {size: {"vocab_size": PIECES[size], "training": table}
                   for size, table in tables.items()},
         "decoding": decoding,
     }  # fmt: skip
     report(record)
-    keep(record, "benchmarks/peers", asked.out, asked.quick)
+    there = {name for rounds in cases.values() for done in rounds[1] for name in done}
+    if decoding and len(tables) == len(asked.sizes) and there == set(everyone):
+        keep(record, "benchmarks/peers", asked.out, asked.quick)
+    elif asked.out or asked.quick:
+        keep(record, "", asked.out, quick=True)
+    else:
+        print("not all was measured yet: no record is written")
     return record
 
 
+def count_of(asked) -> int:
+    """How many pairs of the corpus are drawn."""
+    return 1000 if asked.quick else 60_000
+
+
+def training(names, place: Path, asked) -> tuple:
+    """The prepared text of a size, and all rounds of it; measured now if asked for."""
+    folder, pieces = place / asked.size, PIECES[asked.size]
+    if (folder / "data").is_dir():
+        ready = load_prepared(folder / "data")
+    else:
+        pairs = pairs_of(asked.corpus, count_of(asked))
+        if pairs is None:
+            raise SystemExit(f"{asked.corpus} cannot be had: name another --corpus.")
+        folder.mkdir(parents=True, exist_ok=True)
+        ready = prepared(pairs, str(folder), pieces)
+    log = folder / f"rounds-{fingerprint(asked, ready)}.jsonl"
+    rounds = kept_rounds(log)
+    if "training" in asked.parts:
+        print(f"{asked.size}, {pieces:,} pieces, {len(rounds)} rounds before")
+        race(names, folder / "data", rounds, log, asked)
+    return ready, rounds
+
+
+def kept_decoding(place: Path, asked) -> dict | None:
+    """What decode found, now or before; None if it was never asked for."""
+    files = sorted((ROOT / "transformer_lib").glob("*.py"))
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    file = place / f"decoding-{asked.sentences}-{asked.threads}-{code[:12]}.json"
+    if "decoding" in asked.parts and not file.exists():
+        write_json(file, decode(place / "exports", asked))
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
 PIECES = {"tiny": 340, "small": 8_000, "base": 37_000}  # by size
-HIDDEN = ("one", "load", "data", "round", "out", "work")
+HIDDEN = ("one", "load", "data", "first", "out", "work", "until", "parts", "only")
 
 
 def report(record: dict) -> None:
@@ -631,7 +782,7 @@ def report(record: dict) -> None:
         for name, row in case["training"].items():
             losses = " ".join(f"{loss:.3f}" for loss in row["rounds"][0]["losses"])
             within = row["ours_times_within"]
-            name += "" if PEERS[name].plan == "by length" else " (random batches)"
+            name += "" if PEERS[name].feed == "by length" else " (random batches)"
             print(
                 f"{name:34}{row['tokens_per_second']:8,.0f} tokens/s, ours "
                 f"{row['ours_times']:5.2f} times"
@@ -639,6 +790,8 @@ def report(record: dict) -> None:
                 + f", {row['peak_mb']:8,.0f} MB, {row['real_share']:.0%} real, "
                 f"{len(row['rounds'])} rounds, losses {losses}"
             )
+    if record["decoding"] is None:
+        return
     for name, row in record["decoding"]["engines"].items():
         print(
             f"{name:26}{row['tokens_per_second']:8,.0f} tokens/s "

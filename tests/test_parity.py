@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import PEERS, compared, held_out_loss, interval, race
+from peers import (
+    PEERS,
+    compared,
+    fingerprint,
+    held_out_loss,
+    interval,
+    kept_rounds,
+    race,
+)
 from training import SIZES, prepared
 
 from transformer_lib.batches import make_batch, pad
@@ -240,18 +248,35 @@ def test_peers_race_on_equal_batches(tmp_path):
     """benchmarks/peers.py: each in a process of its own, the same tokens for both."""
     needs("transformers")
     prepared(grammar_split("train", 400), str(tmp_path), 340)
-    asked = argparse.Namespace(size="tiny", threads=1, max_tokens=200, updates=2,
-                               rounds=1, max_rounds=1)  # fmt: skip
-    names = ["ours", "Hugging Face, by length"]
-    table = compared(race(names, tmp_path / "data", asked), names[1])
+    settings = {"size": "tiny", "threads": 1, "max_tokens": 200, "updates": 2}
+    asked = argparse.Namespace(**settings, rounds=2, max_rounds=2, until=math.inf)
+    names, log = ["ours", "Hugging Face, by length"], tmp_path / "rounds.jsonl"
+    rounds = race(names, tmp_path / "data", kept_rounds(log), log, asked)
+    with open(log, "a") as file:
+        file.write('{"ours": {"tok')  # killed while it wrote
+    assert kept_rounds(log) == rounds and len(rounds) == 2
+    assert race(names, tmp_path / "data", kept_rounds(log), log, asked) == rounds
+    table = compared(rounds, names[1])
     ours, theirs = (table[name]["rounds"] for name in names)
     for key in "tokens", "places":
         assert [run[key] for run in ours] == [run[key] for run in theirs]
+    assert ours[0]["tokens"] != ours[1]["tokens"]  # other batches in each round
     for a, b in zip(ours, theirs, strict=True):
         assert a["losses"][0] == pytest.approx(b["losses"][0], abs=1e-5)
     assert table[names[1]]["ours_times"] > 0
     assert interval([2.0, 2.0, 2.0]) == (pytest.approx(2.0), 0.0)
     assert interval([1.0, 4.0])[0] == pytest.approx(2.0)
+
+
+def test_rounds_of_other_code_or_settings_are_not_mixed(tmp_path):
+    """benchmarks/peers.py: what was measured before counts for the same run only."""
+    ready = prepared(grammar_split("train", 400), str(tmp_path), 340)
+    asked = argparse.Namespace(size="tiny", threads=1, max_tokens=200, updates=2)
+    known = fingerprint(asked, ready)
+    assert fingerprint(asked, ready) == known
+    for name in vars(asked):
+        other = argparse.Namespace(**vars(asked) | {name: 3})
+        assert fingerprint(other, ready) != known
 
 
 def test_contenders_begin_with_the_same_loss(tmp_path):
