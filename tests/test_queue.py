@@ -1,5 +1,6 @@
 """The queue of long runs: each run once, stopped and gone on with, the same results."""
 
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from transformer_lib.ablations import ROWS
+from transformer_lib.text import load_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "book" / "_tools" / "queue_runs.py"
@@ -134,6 +136,45 @@ def test_list_says_what_is_left(place):
     wrong = start(place, "listed", "no-such-group")
     assert "no group 'no-such-group'" in wrong.communicate(timeout=60)[0]
     assert wrong.returncode == 1
+
+
+@pytest.mark.parametrize("member", ["BERT", "T5"])
+def test_pretraining_gone_on_with_gives_the_same(tmp_path, monkeypatch, member):
+    """One run whole, one stopped after a checkpoint; same scores to the last digit."""
+    import pretraining
+
+    text = [pair[0] for pair in load_corpus("grammar-en-de").pairs]
+    text = sorted(set(text))[:400]
+    some = ("grammar", text[50:], text[:50])
+    monkeypatch.setattr(pretraining, "short_sentences", lambda *_, **__: some)
+    monkeypatch.setattr(pretraining, "PIECES", 340)
+    tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16, "dropout": 0.1}
+    monkeypatch.setattr(pretraining, "SIZE", tiny)
+
+    def run(name, last=math.inf):
+        judged, out = pretraining.Task.judged, tmp_path / f"{name}.json"
+        count = itertools.count(1)
+
+        def counted(*arguments):
+            if next(count) > last:
+                raise KeyboardInterrupt
+            return judged(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pretraining.Task, "judged", counted)
+            return pretraining.run(member, 0, 40, out, "cpu")
+
+    whole = run("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run("parts", last=7)
+    parts = run("parts")
+    for name in ("seconds", "environment"):
+        assert name in whole and name in parts
+        del whole[name], parts[name]
+    assert whole == parts and len(whole["curve"]) == 20
+    guesses = whole["guesses"]
+    assert guesses["left neighbor"]["nats"] < guesses["single tokens"]["nats"]
+    assert guesses["model"]["tokens"] == guesses["single tokens"]["tokens"] > 50
 
 
 def test_the_predictions_are_of_rows_and_signs_of_the_paper():

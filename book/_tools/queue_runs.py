@@ -40,7 +40,7 @@ KEPT = Path(os.environ.get("TRANSFORMER_LIB_EVIDENCE", EVIDENCE / "results"))
 COMMAND = """import sys
 from transformer_lib.command_line import main
 sys.exit(main())"""
-SHOWN = ("perplexity", "valid_loss", "test_loss", "bleu", "f1")
+SHOWN = ("perplexity", "valid_loss", "test_loss", "bleu", "f1", "nats")
 
 
 @dataclass(frozen=True)
