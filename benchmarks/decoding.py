@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from kept import keep
+from kept import keep, out_file
 
 from transformer_lib.decoding import CachedSteps, FullSteps, search
 from transformer_lib.serving import ctranslate2_spec, to_marian
@@ -177,7 +177,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16, help="sentences")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, help="where the figures are written")
+    parser.add_argument("--out", type=out_file, help="where the figures are written")
     given = parser.parse_args(arguments)
     settings, length = (TINY, 6) if given.quick else (BASE, 32)
     rounds, beam_size = 1 if given.quick else given.rounds, 4

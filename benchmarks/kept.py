@@ -1,10 +1,24 @@
 """Where the figures of a benchmark are kept."""
 
+import argparse
 from pathlib import Path
 
+from transformer_lib.text import check_place
 from transformer_lib.training import write_json
 
 EVIDENCE = Path(__file__).parents[1] / "transformer_lib" / "evidence"
+
+
+def out_file(name: str) -> Path:
+    """The file of --out, for argparse: where it cannot be written, that is said now."""
+    path = Path(name)
+    try:
+        check_place(path.parent, folder=True)  # it is made if it is not there
+        if path.parent.is_dir():
+            check_place(path)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return path
 
 
 def keep(record: dict, name: str, out: Path | None, quick: bool) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from kept import keep
+from kept import keep, out_file
 
 from transformer_lib.evaluation import Translator, evaluate, tokenized_bleu
 from transformer_lib.text import Corpus, load_corpus
@@ -43,7 +43,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("--pair", choices=("en-de", "en-fr"), default="en-de")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="50 sentences, no record")
-    parser.add_argument("--out", type=Path, help="where the record is written")
+    parser.add_argument("--out", type=out_file, help="where the record is written")
     asked = parser.parse_args(arguments)
     model = f"{asked.model}/averaged" if asked.averaged else asked.model
     translator = Translator.from_pretrained(model, asked.device)

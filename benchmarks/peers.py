@@ -51,7 +51,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from apart import memory
-from kept import keep
+from kept import keep, out_file
 from training import (
     DROPOUT,
     EPSILON,
@@ -679,7 +679,7 @@ def main(arguments=None) -> dict | None:
     parser.add_argument("--sentences", type=int, default=320, help="to decode")
     parser.add_argument("--work", type=Path, default=ROUNDS,
                         help="keeps the text and what was measured")  # fmt: skip
-    parser.add_argument("--out", type=Path, help="where the figures are written")
+    parser.add_argument("--out", type=out_file, help="where the figures are written")
     for name in ("--one", "--load", "--data", "--size"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, help=argparse.SUPPRESS)

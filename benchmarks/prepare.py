@@ -35,7 +35,7 @@ import numpy as np
 import sentencepiece
 import tokenizers
 from apart import apart
-from kept import keep
+from kept import keep, out_file
 
 from transformer_lib.batches import prepare
 from transformer_lib.text import CorpusUnavailable, load_corpus
@@ -208,7 +208,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("--only", metavar="TEXT", help="tatoeba-en-de or mixed-en-de")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, help="where the figures are written")
+    parser.add_argument("--out", type=out_file, help="where the figures are written")
     asked = parser.parse_args(arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     os.environ["RAYON_NUM_THREADS"] = str(asked.threads)

@@ -13,10 +13,9 @@ Writes transformer_lib/evidence/benchmarks/speed-DEVICE.json.
 
 import argparse
 import tempfile
-from pathlib import Path
 
 import torch
-from kept import keep
+from kept import keep, out_file
 from training import SIZES, pairs_of, prepared
 
 from transformer_lib.speed import LADDER, climb, matmul_ceiling
@@ -37,7 +36,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("--updates", type=int, default=2, help="of each, each round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
-    parser.add_argument("--out", type=Path, help="where the figures are written")
+    parser.add_argument("--out", type=out_file, help="where the figures are written")
     asked = parser.parse_args(arguments)
     if asked.quick:
         asked.size, asked.max_tokens = "tiny", 400

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from kept import keep
+from kept import keep, out_file
 
 from transformer_lib.batches import Prepared, make_batch, plan_batches, prepare
 from transformer_lib.objective import build_optimizer
@@ -182,7 +182,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=4, help="of each, each round")
     parser.add_argument("--sizes", nargs="+", default=["small", "base"])
-    parser.add_argument("--out", type=Path, help="where the figures are written")
+    parser.add_argument("--out", type=out_file, help="where the figures are written")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(asked.threads)
     names, sizes = ["tatoeba-en-de", "mixed"], asked.sizes

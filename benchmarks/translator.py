@@ -25,7 +25,7 @@ HTML = ROOT / "_build" / "html"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "book" / "_tools")]
 from browser import HOW, find  # noqa: E402
 from conftest import Quiet  # noqa: E402
-from kept import keep  # noqa: E402
+from kept import keep, out_file  # noqa: E402
 
 from transformer_lib.training import environment_record  # noqa: E402
 
@@ -86,7 +86,7 @@ def summary(seconds: list) -> dict:
 def main(arguments=None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round")
-    parser.add_argument("--out", type=Path, help="where the figures are written")
+    parser.add_argument("--out", type=out_file, help="where the figures are written")
     given = parser.parse_args(arguments)
     from playwright.sync_api import sync_playwright
 

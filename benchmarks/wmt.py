@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 
 from apart import apart
-from kept import keep
+from kept import keep, out_file
 
 from transformer_lib.batches import prepare, sample_pairs
 from transformer_lib.text import Tokenizer, grammar_split, stream_corpus
@@ -86,7 +86,7 @@ def main(arguments=None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="made-up text; seconds")
     parser.add_argument("--pairs", type=int, default=150_000)
-    parser.add_argument("--out", type=Path, help="where the figures are written")
+    parser.add_argument("--out", type=out_file, help="where the figures are written")
     asked = parser.parse_args(arguments)
     if asked.quick:
         pairs, vocab_size = list(islice(grammar_split("train"), 3000)), 500

@@ -25,7 +25,6 @@ from transformer_lib.ablations import (
     Row,
     ablate,
     bootstrap_agreement,
-    claimed,
     compare,
     holm,
     losses,
@@ -50,7 +49,7 @@ from transformer_lib.exercises.ablations import (
     check_proportion,
     check_ranks,
 )
-from transformer_lib.text import BOS, EOS, load_corpus
+from transformer_lib.text import BOS, EOS, claimed, load_corpus
 from transformer_lib.training import Recipe, load_run
 from transformer_lib.transformer import Transformer, TransformerConfig
 

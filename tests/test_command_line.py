@@ -1,10 +1,12 @@
 """The command line: what a newcomer types, and what is said when it cannot be done."""
 
 import argparse
+import contextlib
 import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import threading
@@ -175,6 +177,71 @@ def test_what_is_written_to_keeps_its_kind_and_its_permissions(at, option, tmp_p
     assert (tmp_path / "link.part").is_symlink()
     names = {"kept", "kept.part", "link", "link.part", "pipe"}
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+DATA = ["--data", "data"]
+EARLY = {  # command, where it writes -> the rest of what is asked, and the work
+    ("prepare", "--out"): (["--corpus", "grammar-en-de"], "batches.Tokenizer.train"),
+    ("train", "--run"): (["small", *DATA, *TINY], "training.load_prepared"),
+    ("average", "--out"): (["run"], "training.average_checkpoints"),
+    ("translate", "--output"): (["run", "one.en"], "evaluation.Translator.stream"),
+    ("evaluate", "--json"): (["run", "--test", "one.en", "one.en"],
+                             "evaluation.Translator.from_pretrained"),
+    ("ablate", "--out"): (["small", *DATA, *TINY], "ablations.ablate"),
+    ("ablate", "--record"): (["small", *DATA, *TINY, "--out", "x"], "ablations.ablate"),
+    ("export", "--out"): (["run"], "training.load_pretrained"),
+}
+
+
+@pytest.mark.parametrize(("command", "option"), EARLY)
+def test_an_unwritable_place_is_said_before_the_work(
+    at, command, option, monkeypatch, capsys, tmp_path
+):
+    (at / "one.en").write_text("The dog sleeps.\n")
+    (tmp_path / "file").write_text("a file, and no folder")
+    asked, work = EARLY[command, option]
+    module, _, name = work.partition(".")
+    worked = []
+    monkeypatch.setattr(
+        f"transformer_lib.{module}.{name}", lambda *_, **__: worked.append(1)
+    )
+    assert main([command, *asked, option, str(tmp_path / "file" / "x")]) == 2
+    assert not worked and "Not a directory" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with contextlib.suppress(Exception):  # where it can be written, the work begins
+        main([command, *asked, option, str(tmp_path / "new")])
+    assert worked
+
+
+def test_no_place_that_is_written_to_is_left_out():
+    parser, found = cli.build_parser(), set()
+    (commands,) = (a for a in parser._actions if isinstance(a.choices, dict))
+    for command, inner in commands.choices.items():
+        options = {word for action in inner._actions for word in action.option_strings}
+        written = options & {"--out", "--output", "--json", "--record", "--run"}
+        found |= {(command, option) for option in written}
+    assert found == set(EARLY)
+
+
+PROGRAMS = [path for path in sorted(ROOT.glob("benchmarks/*.py"))
+            if '"--out"' in path.read_text("utf-8")]  # fmt: skip
+PROGRAMS.append(ROOT / "book" / "_tools" / "evidence.py")
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_programs_say_at_once_that_their_record_cannot_be_written(
+    path, monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "file").write_text("a file, and no folder")
+    words = ["table3-small"] if path.stem == "evidence" else []
+    words += ["--out", str(tmp_path / "file" / "x.json")]
+    monkeypatch.setattr(sys, "argv", [path.name, *words])
+    monkeypatch.syspath_prepend(str(path.parent))
+    with pytest.raises((SystemExit, OSError)) as said:
+        runpy.run_path(str(path), run_name="__main__")
+    said = str(said.value) + capsys.readouterr().err
+    assert "could not be written (Not a directory)" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @settings(max_examples=15, deadline=None,

@@ -5,6 +5,7 @@ import io
 import lzma
 import os
 import tarfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -372,6 +373,26 @@ def test_craft_from_its_address(tmp_path, monkeypatch):
     (tmp_path / "cache" / "CRAFT-5.0.2.tar.gz").unlink()
     with pytest.raises(CorpusUnavailable, match="TRANSFORMER_LIB_MIRROR"):
         load_trees("craft", "test")
+
+
+@pytest.mark.parametrize("place", ["address", "cache", "mirror", "files"])
+def test_craft_of_another_version_is_told(place, tmp_path, monkeypatch):
+    """The trees are compared, from wherever they come; the known ones are silent."""
+    nowhere(monkeypatch, tmp_path)
+    name = "craft/test.mrg.xz" if place == "files" else "CRAFT-5.0.2.tar.gz"
+    path = tmp_path / ("mirror" if place == "files" else place) / name
+    path.parent.mkdir(exist_ok=True)
+    trees = f"( {SMALL} )\n".encode()
+    path.write_bytes(lzma.compress(trees) if place == "files" else make_archive())
+    monkeypatch.setattr(
+        parsing, "CRAFT", dataclasses.replace(parsing.CRAFT, url=path.as_uri())
+    )
+    with pytest.warns(UserWarning, match="craft, test is another version.*5.0.2"):
+        bank = load_trees("craft", "test")
+    monkeypatch.setitem(parsing.CRAFT_KNOWN, "test", bank.sha256)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_trees("craft", "test").trees == bank.trees
 
 
 def test_craft_from_files_for_each_split(tmp_path, monkeypatch):

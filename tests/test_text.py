@@ -1,6 +1,7 @@
 """Chapter 08: text from anywhere, checked; BPE equal to SentencePiece's."""
 
 import gzip
+import hashlib
 import http.client
 import io
 import lzma
@@ -11,11 +12,13 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import tracemalloc
 import urllib.error
 import warnings
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -191,7 +194,10 @@ def everything(name="tatoeba-en-de"):
 
 
 def leftovers(tmp_path):
-    return [p.name for p in tmp_path.rglob("*") if p.is_file()]
+    return sorted(p.name for p in tmp_path.rglob("*") if p.is_file())
+
+
+PARTS = ["deu-eng.zip.part", "deu-eng.zip.part.json"]
 
 
 @pytest.mark.parametrize("content", [TWO, THREE], ids=["two columns", "three"])
@@ -254,8 +260,7 @@ def test_a_bad_download_is_named_and_leaves_nothing(
     serve(monkeypatch, content, size)
     with pytest.raises(CorpusUnavailable, match=said):
         load_corpus("tatoeba-en-de")
-    kept = ["deu-eng.zip.part"] if "broke off" in said else []
-    assert leftovers(tmp_path) == kept
+    assert leftovers(tmp_path) == (PARTS if "broke off" in said else [])
 
 
 @pytest.mark.parametrize("place", ["cache", "mirror"])
@@ -304,25 +309,30 @@ def test_network_that_breaks_off_in_the_middle(tmp_path, monkeypatch):
     )
     with pytest.raises(CorpusUnavailable, match="reset by peer"):
         load_corpus("tatoeba-en-de")
-    assert leftovers(tmp_path) == ["deu-eng.zip.part"]
+    assert leftovers(tmp_path) == PARTS
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root writes anywhere")
 def test_an_unwritable_cache_is_a_warning(tmp_path, monkeypatch):
-    (tmp_path / "cache").mkdir(mode=0o500)
+    (tmp_path / "cache").write_text("a file, and no folder")
     serve(monkeypatch, archive())
-    with pytest.warns(UserWarning, match="not kept"):
-        assert everything()
+    with pytest.warns(UserWarning, match="deu-eng.zip is not kept: .*not be written"):
+        assert everything() == sorted(PAIRS)
+    assert leftovers(tmp_path) == ["cache"]
 
 
 def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch):
-    def full(path, *rest):
-        raise OSError(28, "No space left on device")
+    def full(part, piece, mode):
+        if part.path.is_relative_to(tmp_path / "cache") and piece:
+            raise text.NotWritten(part.path, OSError(28, "No space left on device"))
+        whole(part, piece, mode)
 
+    whole = text.Part.write
     serve(monkeypatch, archive())
-    monkeypatch.setattr(text, "finish_file", full)
+    monkeypatch.setattr(text.Part, "write", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.warns(UserWarning, match="not kept: .*No space"):
         assert everything() == sorted(PAIRS)
+    assert leftovers(tmp_path) == []
 
 
 def test_a_redirect_stays_encrypted():
@@ -348,6 +358,42 @@ def test_another_version_is_told(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert text.version_of(source, b"x", pairs[::-1]) == "of these pairs"
+
+
+@pytest.mark.parametrize("place", ["address", "cache", "mirror"])
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_other_content_is_told_or_refused(name, place, tmp_path, monkeypatch):
+    """Every source has a known hash; newstest, which never changes, is refused."""
+    source = SOURCES[name]
+    assert source.known
+    assert all(re.fullmatch("[0-9a-f]{32}|[0-9a-f]{64}", h) for h in source.known)
+    if source.fixed:
+        year, pair = re.match(r"newstest(\d+)-en-(..)", name).groups()
+        content = newstest(int(year), pair)
+    elif source.filename.endswith(".zip"):
+        content = archive(name="deu.txt")
+    else:
+        content = gzip.compress(b"eng\tdeu\tHi.\tHallo.\n", mtime=0)
+    if place == "address":
+        serve(monkeypatch, content)
+    else:
+        put_into = tmp_path / place / source.filename
+        put_into.parent.mkdir()
+        put_into.write_bytes(content)
+        monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", str(tmp_path / "mirror"))
+    if source.fixed:
+        with pytest.raises(CorpusUnavailable, match="is not what was published"):
+            text.fetch(source)
+        assert place != "address" or leftovers(tmp_path) == []
+        return
+    said = f"{source.filename} is another version.*counts and scores will differ"
+    with pytest.warns(UserWarning, match=re.escape(source.filename)) as told:
+        pairs, origin = text.fetch(source)
+    assert re.search(said, str(told[0].message)) and "not a copy known here" in origin
+    same = replace(source, known={hashlib.sha256(content).hexdigest(): "as we know it"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert text.fetch(same)[0] == pairs
 
 
 def put(path, content, mode="wb"):
@@ -463,6 +509,34 @@ def test_what_cannot_be_written_is_said_before_anything_is_done(tmp_path, name, 
         with whole_file(tmp_path / name):
             raise AssertionError("too late")
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "said"),
+    [("no/x", False, "Make its folder"), ("folder", False, "it is a folder"),
+     ("file/x", False, "choose another place"), ("file", True, "choose another place"),
+     ("file/x", True, "choose another place"), ("x" * 300, False, "too long")],
+)  # fmt: skip
+def test_a_place_that_cannot_be_written_is_told(tmp_path, name, folder, said):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(text.NotWritten, match=f"could not be written.*{said}"):
+        text.check_place(tmp_path / name, folder)
+    assert leftovers(tmp_path) == ["file"]
+
+
+def test_a_place_that_can_be_written_is_left_as_it_is(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    for name in "file", "link", "pipe", "new":
+        text.check_place(tmp_path / name)
+    for name in "", "new", "new/er":
+        text.check_place(tmp_path / name, folder=True)
+    text.check_place("/dev/null")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_public_test_set_without_what_training_has_seen(tmp_path, monkeypatch):
@@ -625,7 +699,7 @@ def test_the_next_call_goes_on_too(server, tmp_path):
     server.cut = [70_000, 0]
     with pytest.raises(CorpusUnavailable, match="after 70,000 of .* Try again"):
         load_corpus("tatoeba-en-de")
-    assert leftovers(tmp_path) == ["deu-eng.zip.part"]
+    assert leftovers(tmp_path) == PARTS
     assert len(everything()) == 9000
     assert server.asked[-1] == "bytes=70000-"
     assert leftovers(tmp_path) == ["deu-eng.zip"]
@@ -656,8 +730,7 @@ def test_another_edition_without_validator_is_found_out(server, tmp_path):
     other = bytearray(BIG)
     other[100] ^= 1  # the first part is of a file that was damaged then
     path = tmp_path / "cache" / "deu-eng.zip.part"
-    first, rest = path.read_bytes().split(b"\n", 1)
-    path.write_bytes(first + b"\n" + bytes(other[: len(rest)]))
+    path.write_bytes(bytes(other[: path.stat().st_size]))
     assert len(everything()) == 9000
     assert server.asked[-2:] == ["bytes=70000-", None]
 
@@ -670,18 +743,60 @@ def test_without_a_length_the_checksum_tells(server, tmp_path):
 
 
 def test_a_server_that_gives_little_each_time_is_given_up(server):
-    server.cut = [10] * 50
-    with pytest.raises(CorpusUnavailable, match="after 90 of"):
+    server.cut = [10] * 500
+    with pytest.raises(CorpusUnavailable, match="after 990 of"):
         load_corpus("tatoeba-en-de")
-    assert len(server.asked) == 9
+    assert len(server.asked) == 99
 
 
-@pytest.mark.parametrize("junk", [b"", b"\n", b"{}\nabc", b"[1]\nabc", b"\xff\nx"])
+@pytest.mark.parametrize("junk", [None, b"", b"\n", b"{}", b"[1]", b"\xff", b"0"])
 def test_a_part_file_that_is_none(junk, server, tmp_path):
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "deu-eng.zip.part").write_bytes(junk)
+    (tmp_path / "cache" / PARTS[0]).write_bytes(b"abc")
+    if junk is not None:
+        (tmp_path / "cache" / PARTS[1]).write_bytes(junk)
     assert len(everything()) == 9000
     assert leftovers(tmp_path) == ["deu-eng.zip"]
+
+
+def test_a_part_that_is_whole_is_not_asked_for_again(server, tmp_path):
+    """As a process leaves it that died between the last byte and the renaming."""
+    part = text.Part.find(tmp_path / "cache" / PARTS[0], server.url)
+    part.path.parent.mkdir()
+    part.start({"url": server.url, "validator": '"v1"', "size": len(BIG)})
+    part.add(BIG)
+    assert len(everything()) == 9000 and server.asked == []
+    assert leftovers(tmp_path) == ["deu-eng.zip"]
+
+
+def test_two_at_once_fetch_once(server, tmp_path):
+    server.cut = [70_000, 30_000]
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(text.fetch, SOURCES["tatoeba-en-de"]) for _ in range(2)]
+    assert [len(job.result()[0]) for job in jobs] == [9000, 9000]
+    assert len(server.asked) == 3 and leftovers(tmp_path) == ["deu-eng.zip"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_one_at_a_time_holds_a_claim(what, tmp_path):
+    path = tmp_path / "a"
+    path.mkdir() if what == "folder" else path.write_text("kept")
+    with text.claimed(path) as first, text.claimed(path) as second:
+        assert first and not second
+
+    def claim():
+        with text.claimed(path, wait=True) as mine:
+            got.append(mine)
+
+    got, other = [], threading.Thread(target=claim)
+    with text.claimed(path) as again:
+        other.start()
+        other.join(0.2)
+        assert again and not got
+    other.join(10)
+    assert got == [True]
+    assert what == "folder" or path.read_text() == "kept"
 
 
 # --- newstest ------------------------------------------------------------------------

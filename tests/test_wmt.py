@@ -34,7 +34,13 @@ from transformer_lib.exercises.wmt import (
     check_share_out,
 )
 from transformer_lib.objective import label_smoothed_cross_entropy
-from transformer_lib.text import CleaningReport, CorpusUnavailable, grammar_split
+from transformer_lib.text import (
+    CleaningReport,
+    CorpusUnavailable,
+    Part,
+    download,
+    grammar_split,
+)
 from transformer_lib.training import Recipe, read_evidence
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -162,11 +168,12 @@ def test_a_download_goes_on_where_it_broke_off(server, tmp_path, real):
     assert wmt.fetch_archive(archive, cache) == path and len(server.seen) == 3
 
 
-def test_a_later_call_goes_on(server, tmp_path, real, monkeypatch):
+def test_a_later_call_goes_on(server, tmp_path, real):
     archive = served(server, wmt.miniature(real, tmp_path / "in")["europarl"])
     server.at_most = 10_000
+    (tmp_path / "there").mkdir()
     with pytest.raises(CorpusUnavailable, match="broke off after 10,000 of"):
-        wmt.download_archive(archive.source, tmp_path / "there", attempts=1)
+        download(archive.source, tmp_path / "there", attempts=1)
     left = sorted(p.name for p in (tmp_path / "there").iterdir())
     assert left == [f"{archive.source.filename}.part{end}" for end in ("", ".json")]
     server.at_most = 10**9
@@ -204,7 +211,7 @@ def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
 
 def test_parts_of_two_editions_are_fetched_once_more(server, tmp_path, real):
     archive = served(server, wmt.miniature(real, tmp_path / "in")["commoncrawl"])
-    part = wmt.PartOnDisk.find(tmp_path / f"{archive.source.filename}.part", "x")
+    part = Part.find(tmp_path / f"{archive.source.filename}.part", "x")
     part.start({"url": archive.source.url, "validator": '"one"', "size": archive.size})
     part.add(b"another edition")
     path = wmt.fetch_archive(archive, tmp_path)

@@ -6,7 +6,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/16_a
 
 # %% auto #0
 __all__ = ['PAPER_BASE', 'BIG', 'TABLE3', 'PRE_NORM', 'ROWS', 'CLAIMS', 'EQUAL', 'Row', 'heads', 'scaled', 'full_settings',
-           'variation', 'measure', 'claimed', 'finished', 'ablate', 'planned', 'read_results', 'ablate_side_by_side',
+           'variation', 'measure', 'finished', 'ablate', 'planned', 'read_results', 'ablate_side_by_side',
            'mean_and_spread', 'table', 'table_text', 'losses', 'paired_differences', 'pooled_spread', 'within_t',
            't_quantile', 'paper_difference', 'holm', 'compare', 'verdict_on', 'sign_agreement', 'ranks',
            'rank_agreement', 'bootstrap_agreement']
@@ -19,8 +19,7 @@ import multiprocessing
 import random
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from transformer_lib.batches import (
 )
 from .evaluation import Translator, perplexity, sacre_bleu
 from .multihead import head_widths
-from .text import load_corpus
+from .text import claimed, load_corpus
 from transformer_lib.training import (
     Recipe,
     load_run,
@@ -43,11 +42,6 @@ from transformer_lib.training import (
     write_json,
 )
 from .transformer import TransformerConfig
-
-try:
-    import fcntl
-except ImportError:  # Windows: one process at a time
-    fcntl = None
 
 # %% ../notebooks/16_ablations.ipynb #409d023b
 PAPER_BASE = {"num_layers": 6, "d_model": 512, "d_ff": 2048, "num_heads": 8,
@@ -203,22 +197,6 @@ def measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
         "data": run.data,
         "environment": run.environment,
     }
-
-# %% ../notebooks/16_ablations.ipynb #b221b885
-@contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Whether this process is the one that works on something, while it does.
-
-    The system gives the lock back when a process ends, however it ends.
-    """
-    with open(path, "w") as file:
-        try:
-            if fcntl:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 # %% ../notebooks/16_ablations.ipynb #d236644e
 def finished(path: Path, recipe: Recipe) -> bool:

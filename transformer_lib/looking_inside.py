@@ -560,14 +560,14 @@ def alignment_error_rate(
 # %% ../notebooks/18_looking_inside.ipynb #f3bf8f35
 ALIGNED = """
 The dog sleeps in the kitchen . | Der Hund schläft in der Küche . | 0-0 1-1 2-2 3-3 4-4 5-5 6-6
-I have read the book . | Ich habe das Buch gelesen . | 0-0 1-1 2-4 3-2 4-3 5-5
+I have read the letter . | Ich habe den Brief gelesen . | 0-0 1-1 2-4 3-2 4-3 5-5
 She bought a new car yesterday . | Sie hat gestern ein neues Auto gekauft . | 0-0 1-6 1?1 2-3 3-4 4-5 5-2 6-7
 We want to help the old woman . | Wir wollen der alten Frau helfen . | 0-0 1-1 2?5 3-5 4-2 5-3 6-4 7-6
 Tomorrow he will visit his parents . | Morgen wird er seine Eltern besuchen . | 0-0 1-2 2-1 3-5 4-3 5-4 6-6
-Do you know this man ? | Kennst du diesen Mann ? | 0?0 1-1 2-0 3-2 4-3 5-4
+Do you know this teacher ? | Kennst du diesen Lehrer ? | 0?0 1-1 2-0 3-2 4-3 5-4
 My brother does not like coffee . | Mein Bruder mag keinen Kaffee . | 0-0 1-1 2?2 3-3 4-2 5-4 6-5
-Where did you find the key ? | Wo hast du den Schlüssel gefunden ? | 0-0 1-1 2-2 3-5 4-3 5-4 6-6
-He is taller than his father . | Er ist größer als sein Vater . | 0-0 1-1 2-2 3-3 4-4 5-5 6-6
+Where did you find the lamp ? | Wo hast du die Lampe gefunden ? | 0-0 1-1 2-2 3-5 4-3 5-4 6-6
+He is taller than his grandfather . | Er ist größer als sein Großvater . | 0-0 1-1 2-2 3-3 4-4 5-5 6-6
 The train arrived late because it was snowing . | Der Zug kam spät an , weil es schneite . | 0-0 1-1 2-2 2-4 3-3 4-6 4?5 5-7 6?8 7-8 8-9
 I think that she is tired . | Ich glaube , dass sie müde ist . | 0-0 1-1 2-3 2?2 3-4 4-6 5-5 6-7
 The children are playing in the garden . | Die Kinder spielen im Garten . | 0-0 1-1 2?2 3-2 4-3 5-3 6-4 7-5

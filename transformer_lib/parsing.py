@@ -17,7 +17,6 @@ __all__ = ['OUTERMOST', 'DEEPEST', 'COMMENT', 'BRACKETS', 'WORD', 'WRITTEN', 'PU
 
 # %% ../notebooks/17_parsing.ipynb #ec6da133
 import hashlib
-import http.client
 import io
 import os
 import random
@@ -48,12 +47,10 @@ from transformer_lib.text import (
     Tokenizer,
     cache_folder,
     describe_copy,
-    download,
-    keep,
+    fetch_to_cache,
     local_copies,
     unpack,
     warn_of_version,
-    where_to_put,
     whole_file,
 )
 from .training import Recipe, Run, train
@@ -503,15 +500,13 @@ def load_craft(split: str) -> tuple[list[Tree], str]:
     for place, path in local_copies(CRAFT):
         content, origin = path.read_bytes(), f"{place}, {path.name}"
         return craft_archive(content, name, path.name), origin
-    try:
-        part = download(CRAFT)
-    except (OSError, http.client.HTTPException) as error:
-        raise CorpusUnavailable(where_to_put(CRAFT, error)) from error
-    part.remove()
-    content = bytes(part.content)
-    trees = craft_archive(content, name, CRAFT.url)
-    keep(CRAFT, content)
-    return trees, f"{CRAFT.url}, {describe_copy(CRAFT, content)}"
+
+    def check(path: Path) -> tuple[list[Tree], str]:
+        content = path.read_bytes()
+        trees = craft_archive(content, name, CRAFT.url)
+        return trees, f"{CRAFT.url}, {describe_copy(CRAFT, content)}"
+
+    return fetch_to_cache(CRAFT, check)
 
 
 def craft_archive(content: bytes, name: str, called: str) -> list[Tree]:

@@ -13,13 +13,14 @@ __all__ = ['NOUNS', 'ANY', 'ALIVE', 'NOT_PEOPLE', 'ADJECTIVES', 'PRONOUNS', 'VER
            'verb_clause', 'modal_forms', 'is_clause', 'random_clause', 'english_words', 'german_words', 'grammar_pair',
            'statement', 'question', 'report', 'grammar_split', 'Corpus', 'hash_pairs', 'CorpusUnavailable',
            'cache_folder', 'Source', 'newstest', 'unpack', 'whole_file', 'direct_target', 'finish_file', 'NotWritten',
-           'Part', 'SafeRedirects', 'open_url', 'receive', 'is_rest', 'download', 'fetch', 'keep', 'local_copies',
-           'describe_copy', 'version_of', 'warn_of_version', 'where_to_put', 'read_pairs', 'read_segments', 'attribute',
-           'source_pairs', 'held_out', 'part_of', 'load_tatoeba', 'load_newstest', 'CleaningReport', 'open_text',
-           'check_start', 'split_member', 'open_member', 'read_lines', 'two_files', 'uneven_files', 'one_file', 'judge',
-           'stream_pairs', 'clean', 'decode_side', 'load_corpus', 'stream_corpus', 'user_files', 'stream_files',
-           'origin_of', 'count_words', 'pairs_in', 'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs',
-           'merge_everywhere', 'why_no_vocabulary', 'Tokenizer']
+           'check_place', 'Part', 'SafeRedirects', 'open_url', 'receive', 'is_rest', 'download', 'claimed',
+           'fetch_file', 'fetch_to_cache', 'fetch', 'local_copies', 'describe_copy', 'version_of', 'warn_of_version',
+           'where_to_put', 'read_pairs', 'read_segments', 'attribute', 'source_pairs', 'held_out', 'part_of',
+           'load_tatoeba', 'load_newstest', 'CleaningReport', 'open_text', 'check_start', 'split_member', 'open_member',
+           'read_lines', 'two_files', 'uneven_files', 'one_file', 'judge', 'stream_pairs', 'clean', 'decode_side',
+           'load_corpus', 'stream_corpus', 'user_files', 'stream_files', 'origin_of', 'count_words', 'pairs_in',
+           'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs', 'merge_everywhere', 'why_no_vocabulary',
+           'Tokenizer']
 
 # %% ../notebooks/08_text.ipynb #4bcfe230
 import codecs
@@ -41,20 +42,26 @@ import re
 import stat
 import sys
 import tarfile
+import tempfile
 import urllib.error
 import urllib.request
 import warnings
 import zipfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import sentencepiece as spm
 from tqdm import tqdm
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 # %% ../notebooks/08_text.ipynb #723e0b4e
 # English and German, each singular and plural; gender; person, animal or thing
@@ -700,6 +707,7 @@ ADVICE = {
     errno.EACCES: "Choose a place that you may write to",
     errno.ENOENT: "Make its folder first",
     errno.EISDIR: "Give the name of a file",
+    errno.ENOTDIR: "A file stands where a folder is meant: choose another place",
 }
 ADVICE[getattr(errno, "EDQUOT", errno.ENOSPC)] = ADVICE[errno.ENOSPC]
 ADVICE[errno.EPERM] = ADVICE[errno.EROFS] = ADVICE[errno.EACCES]
@@ -717,59 +725,100 @@ class NotWritten(OSError):
         )
         self.errno = error.errno
 
+# %% ../notebooks/08_text.ipynb #5c27be10
+def check_place(path: str | Path, folder: bool = False) -> None:
+    """See that a result can be written, before the work that it is the result of.
+
+    Nothing is changed: a file under a random name is made there and removed.
+
+    Args:
+        path: Where the result is to go.
+        folder: Whether it is a folder, which will be made with those that it is in.
+
+    Raises:
+        NotWritten: If it cannot be; an OSError that says why, and what to do.
+    """
+    place = Path(os.path.realpath(path))
+    try:
+        while folder and not place.exists():
+            place = place.parent
+        probe = place / "probe" if folder else place
+        if not folder:
+            if (direct := direct_target(path)) is not None:
+                if isinstance(direct, int):
+                    os.close(direct)
+                elif not os.access(direct, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                return
+            if place.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        aside = f"{probe}.{os.urandom(4).hex()}.part"
+        os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.unlink(aside)
+    except OSError as error:
+        raise NotWritten(path, error) from error
+
 # %% ../notebooks/08_text.ipynb #27514f40
 @dataclass
 class Part:
-    """What has come of a download so far, kept on disk as well as that works.
+    """What has come of a download so far, on disk.
 
     Args:
-        path: The .part file: one line of JSON, then the bytes; None without a disk.
-        content: The bytes.
+        path: The .part file with the bytes; address, validator and size are in a
+            .part.json beside it.
+        length: How many bytes there are.
         about: Address, validator and full size (0 where the server did not tell).
         resumed: Whether some of the bytes are from an earlier call.
     """
 
-    path: Path | None
-    content: bytearray = field(default_factory=bytearray)
+    path: Path
+    length: int = 0
     about: dict = field(default_factory=dict)
     resumed: bool = False
+
+    @property
+    def notes(self) -> Path:
+        """The file that says what the part is a part of."""
+        return self.path.with_name(f"{self.path.name}.json")
 
     @classmethod
     def find(cls, path: Path, url: str) -> "Part":
         """What an earlier call left, if it is of the same address."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            first, content = path.read_bytes().split(b"\n", 1)
-            about = json.loads(first)
-            if about["url"] == url and 0 < len(content) < (about["size"] or math.inf):
-                return cls(path, bytearray(content), about, True)
+            about = json.loads(cls(path).notes.read_text(encoding="utf-8"))
+            have = path.stat().st_size
+            if about["url"] == url and 0 < have <= (about["size"] or math.inf):
+                return cls(path, have, about, True)
         return cls(path)
 
     def start(self, about: dict) -> None:
         """Forget all bytes: the file comes from its beginning."""
-        self.content, self.about, self.resumed = bytearray(), about, False
-        self.write(json.dumps(about).encode() + b"\n", "wb")
+        self.write(b"", "wb")
+        with whole_file(self.notes) as file:
+            file.write(json.dumps(about).encode())
+        self.length, self.about, self.resumed = 0, about, False
 
     def add(self, piece: bytes) -> None:
         """Append bytes as they come."""
-        self.content += piece
         self.write(piece, "ab")
+        self.length += len(piece)
 
     def write(self, piece: bytes, mode: str) -> None:
-        """Write to disk; where that fails, go on without."""
-        if self.path:
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.path, mode) as file:
-                    file.write(piece)
-            except OSError:
-                self.remove()
-                self.path = None
+        """Write bytes to the file.
+
+        Raises:
+            NotWritten: If that fails.
+        """
+        try:
+            with open(self.path, mode) as file:
+                file.write(piece)
+        except OSError as error:
+            raise NotWritten(self.path, error) from error
 
     def remove(self) -> None:
-        """Take the file away."""
-        if self.path:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
+        """Take both files away."""
+        for path in (self.path, self.notes):
+            path.unlink(missing_ok=True)
 
 # %% ../notebooks/08_text.ipynb #4c98c976
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
@@ -794,7 +843,7 @@ def open_url(request: urllib.request.Request, timeout: float):
 def receive(part: Part, url: str, timeout: float) -> bool:
     """Ask once for a file, or for the rest of it; tell whether all of it is there."""
     headers = {"User-Agent": "Mozilla/5.0"}  # some hosts refuse Python's own name
-    if have := len(part.content):
+    if have := part.length:
         headers["Range"] = f"bytes={have}-"
         if part.about.get("validator"):
             headers["If-Range"] = part.about["validator"]
@@ -810,12 +859,12 @@ def receive(part: Part, url: str, timeout: float) -> bool:
             size = int(get("Content-Length") or 0)
             part.start({"url": url, "validator": validator, "size": size})
         size, name = part.about["size"], url.rsplit("/", 1)[-1]
-        bar = {"total": size or None, "initial": len(part.content), "desc": name}
+        bar = {"total": size or None, "initial": part.length, "desc": name}
         with tqdm(unit="B", unit_scale=True, leave=False, **bar) as progress:
             while piece := answer.read(1 << 16):
                 part.add(piece)
                 progress.update(len(piece))
-    return not size or len(part.content) == size
+    return not size or part.length == size
 
 
 def is_rest(headers, have: int, size: int) -> bool:
@@ -827,7 +876,9 @@ def is_rest(headers, have: int, size: int) -> bool:
     return match[2] == "*" or not size or int(match[2]) == size
 
 # %% ../notebooks/08_text.ipynb #a6dfa2a3
-def download(source: Source, timeout: float = 10.0, attempts: int = 9) -> Part:
+def download(
+    source: Source, folder: Path, timeout: float = 10.0, attempts: int = 99
+) -> Part:
     """Fetch a file from its public address, with progress and its licence shown.
 
     What breaks off goes on where it broke off: at once as long as bytes come, else
@@ -835,41 +886,129 @@ def download(source: Source, timeout: float = 10.0, attempts: int = 9) -> Part:
 
     Args:
         source: The file.
+        folder: Where NAME.part goes, or is already.
         timeout: Seconds to wait for a connection or for the next piece.
         attempts: How often to ask at most.
 
     Returns:
-        All of it, in memory and in a .part file.
+        All of it.
 
     Raises:
-        CorpusUnavailable: If fewer bytes come than were promised.
-        OSError, http.client.HTTPException: If the network fails.
+        CorpusUnavailable: If it does not come whole; what came is kept.
+        NotWritten: If the folder cannot be written to.
     """
     print(f"{source.filename}: {source.licence}")
-    part = Part.find(cache_folder() / f"{source.filename}.part", source.url)
+    part = Part.find(folder / f"{source.filename}.part", source.url)
     for _ in range(attempts):
-        have, problem = len(part.content), None
+        have, problem = part.length, None
+        if have and have == part.about["size"]:
+            return part
         try:
             if receive(part, source.url, timeout):
                 return part
+        except NotWritten:
+            raise
         except (OSError, http.client.HTTPException) as error:
             if getattr(error, "code", 0) == 416 and have:  # there is no such range
                 part.start({})
             problem = error
-        came = len(part.content)
-        if came <= have and (came or not have):
+        if part.length <= have and (part.length or not have):
             break
-    if not part.content:
+    if not part.length:
         part.remove()
-        if problem:
-            raise problem
-    of = f"{part.about['size']:,}" if part.about.get("size") else "all"
+        raise CorpusUnavailable(where_to_put(source, problem or "no bytes came"))
+    size = part.about.get("size")
     raise CorpusUnavailable(
-        f"{source.url} broke off after {len(part.content):,} of {of} bytes"
+        f"{source.url} broke off after {part.length:,} of "
+        f"{f'{size:,}' if size else 'all'} bytes"
         f"{f' ({problem})' if problem else ''}. Try again: it goes on from there."
     )
 
 # %% ../notebooks/08_text.ipynb #704757c2
+@contextlib.contextmanager
+def claimed(path: str | Path, wait: bool = False) -> Iterator[bool]:
+    """Whether this process is the one that works on something, while it does.
+
+    The system gives the lock back when a process ends, however it ends. Where a system
+    or a network disk has no locks, everybody is the one.
+
+    Args:
+        path: A folder that is there, or a file that is made for this.
+        wait: Whether to wait until it is this process's turn.
+    """
+    if fcntl is None:
+        yield True
+        return
+    how = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT
+    handle, mine = os.open(path, how, 0o666), True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        mine = False
+    except OSError:
+        pass
+    try:
+        yield mine
+    finally:
+        os.close(handle)
+
+
+def fetch_file(
+    source: Source, folder: Path, check: Callable[[Path], Any], timeout: float = 10.0
+) -> Any:
+    """Download a file into a folder, where it gets its name if it passes a check.
+
+    Args:
+        source: The file.
+        folder: Made if it is not there.
+        check: Reads the file at a path; raises CorpusUnavailable if it is not right.
+        timeout: Seconds to wait for the network.
+
+    Returns:
+        What the check gave.
+
+    Raises:
+        CorpusUnavailable: If it does not come whole, or the check raised it.
+        NotWritten: If the folder cannot be written to.
+    """
+    path = folder / source.filename
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotWritten(path, error) from error
+    with claimed(folder, wait=True):
+        if path.is_file():  # another process has fetched it meanwhile
+            return check(path)
+        while True:
+            part = download(source, folder, timeout)
+            try:
+                found = check(part.path)
+            except CorpusUnavailable:
+                part.remove()
+                if not part.resumed:
+                    raise
+            else:
+                with open(part.path, "ab") as file:
+                    finish_file(file)
+                os.replace(part.path, path)
+                part.remove()
+                return found
+
+
+def fetch_to_cache(
+    source: Source, check: Callable[[Path], Any], timeout: float = 10.0
+) -> Any:
+    """As fetch_file; where the cache cannot be written to, it warns and goes on."""
+    try:
+        return fetch_file(source, cache_folder(), check, timeout)
+    except NotWritten as error:
+        warnings.warn(f"{source.filename} is not kept: {error}", stacklevel=3)
+        with contextlib.suppress(OSError):  # what came takes room from others
+            Part(cache_folder() / f"{source.filename}.part").remove()
+    with tempfile.TemporaryDirectory() as folder:
+        return fetch_file(source, Path(folder), check, timeout)
+
+# %% ../notebooks/08_text.ipynb #bae6534c
 def fetch(source: Source, timeout: float = 10.0) -> tuple[list, str]:
     """Find a file in the cache, then in the mirror, then at its address.
 
@@ -894,31 +1033,13 @@ def fetch(source: Source, timeout: float = 10.0) -> tuple[list, str]:
         except CorpusUnavailable as error:
             raise CorpusUnavailable(f"{error} Delete it and try again.") from None
         return pairs, f"{place}, {path.name} {version_of(source, content, pairs)}"
-    while True:
-        try:
-            part = download(source, timeout)
-        except (OSError, http.client.HTTPException) as error:
-            raise CorpusUnavailable(where_to_put(source, error)) from error
-        part.remove()
-        try:
-            content = bytes(part.content)
-            pairs = source_pairs(source, content, source.url)
-            break
-        except CorpusUnavailable:
-            if not part.resumed:
-                raise
-    keep(source, content)
+
+    def check(path: Path) -> tuple[bytes, list]:
+        content = path.read_bytes()
+        return content, source_pairs(source, content, source.url)
+
+    content, pairs = fetch_to_cache(source, check, timeout)
     return pairs, f"{source.url}, {version_of(source, content, pairs)}"
-
-
-def keep(source: Source, content: bytes) -> None:
-    """Put a download into the cache; warn where that cannot be done."""
-    try:
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        with whole_file(cache_folder() / source.filename) as file:
-            file.write(content)
-    except OSError as error:
-        warnings.warn(f"{source.filename} is not kept: {error}", stacklevel=3)
 
 # %% ../notebooks/08_text.ipynb #854f00dc
 def local_copies(source: Source):

@@ -6,21 +6,17 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/15_w
 
 # %% auto #0
 __all__ = ['WMT_LICENCE', 'ARCHIVES', 'PAIRS', 'VOCABULARY', 'TABLE_2', 'SYSTEMS', 'LANGUAGES', 'PLACES', 'MARKS', 'ANCHORS',
-           'COST_PICTURE', 'COST_STYLE', 'SUSTAINED', 'Archive', 'wmt_archive', 'BytesOnDisk', 'PartOnDisk',
-           'download_archive', 'check_archive', 'fetch_archive', 'open_tar_member', 'member_lines', 'archive_rows',
-           'archive_pairs', 'write_pairs', 'clean_archive', 'clean_wmt', 'join_parts', 'prepare_wmt', 'miniature',
-           'pack_archive', 'attention_products', 'flops_per_step', 'Result', 'result', 'our_result', 'plotted',
-           'cost_figure', 'training_cost']
+           'COST_PICTURE', 'COST_STYLE', 'SUSTAINED', 'Archive', 'wmt_archive', 'check_archive', 'fetch_archive',
+           'open_tar_member', 'member_lines', 'archive_rows', 'archive_pairs', 'write_pairs', 'clean_archive',
+           'clean_wmt', 'join_parts', 'prepare_wmt', 'miniature', 'pack_archive', 'attention_products',
+           'flops_per_step', 'Result', 'result', 'our_result', 'plotted', 'cost_figure', 'training_cost']
 
 # %% ../notebooks/15_wmt.ipynb #79c0c5a8
 import contextlib
 import gzip
 import hashlib
-import http.client
 import io
 import json
-import math
-import os
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,14 +33,12 @@ from transformer_lib.text import (
     MAX_LINE,
     CleaningReport,
     CorpusUnavailable,
-    Part,
     Source,
     cache_folder,
     clean,
+    fetch_file,
     load_corpus,
     local_copies,
-    receive,
-    where_to_put,
     whole_file,
 )
 from .training import read_evidence, write_json
@@ -115,96 +109,6 @@ PAIRS = {"en-de": ("europarl", "commoncrawl", "news-commentary"),
          "en-fr": tuple(ARCHIVES)}  # fmt: skip
 VOCABULARY = {"en-de": 37000, "en-fr": 32000}  # section 5.1
 
-# %% ../notebooks/15_wmt.ipynb #e3575e9c
-class BytesOnDisk:
-    """Stands for the bytes of a file: it has their number and not the bytes."""
-
-    def __init__(self, length: int = 0):
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-
-class PartOnDisk(Part):
-    """What has come of a download so far, on disk alone.
-
-    The bytes are in a file NAME.part; address, validator and size in NAME.part.json.
-    """
-
-    @property
-    def notes(self) -> Path:
-        """The file that says what the part is a part of."""
-        return self.path.with_name(self.path.name + ".json")
-
-    @classmethod
-    def find(cls, path: Path, url: str) -> "PartOnDisk":
-        """What an earlier call left, if it is of the same address."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            about = json.loads(cls(path).notes.read_text(encoding="utf-8"))
-            have = path.stat().st_size
-            if about["url"] == url and 0 < have <= (about["size"] or math.inf):
-                return cls(path, BytesOnDisk(have), about, True)
-        return cls(path, BytesOnDisk())
-
-    def start(self, about: dict) -> None:
-        """Forget all bytes: the file comes from its beginning."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_bytes(b"")
-        write_json(self.notes, about)
-        self.content, self.about, self.resumed = BytesOnDisk(), about, False
-
-    def add(self, piece: bytes) -> None:
-        """Append bytes as they come."""
-        with open(self.path, "ab") as file:
-            file.write(piece)
-        self.content.length += len(piece)
-
-    def remove(self) -> None:
-        """Take both files away."""
-        for path in (self.path, self.notes):
-            path.unlink(missing_ok=True)
-
-# %% ../notebooks/15_wmt.ipynb #355b09ff
-def download_archive(
-    source: Source, folder: Path, timeout: float = 30.0, attempts: int = 99
-) -> PartOnDisk:
-    """Fetch a large file to disk; what breaks off goes on where it broke off.
-
-    Args:
-        source: The file.
-        folder: Where NAME.part goes, or is already.
-        timeout: Seconds to wait for a connection or for the next piece.
-        attempts: How often to ask at most; it gives up when nothing more comes.
-
-    Raises:
-        CorpusUnavailable: If it does not come whole; what came is kept.
-    """
-    print(f"{source.filename}: {source.licence}")
-    part = PartOnDisk.find(folder / f"{source.filename}.part", source.url)
-    for _ in range(attempts):
-        have, problem = len(part.content), None
-        if have and have == part.about["size"]:
-            return part
-        try:
-            if receive(part, source.url, timeout):
-                return part
-        except (OSError, http.client.HTTPException) as error:
-            if getattr(error, "code", 0) == 416:  # there is no such range
-                part.start({})
-            problem = error
-        if len(part.content) <= have:
-            break
-    if not part.content:
-        part.remove()
-        raise CorpusUnavailable(where_to_put(source, problem or "no bytes came"))
-    size = part.about.get("size")
-    raise CorpusUnavailable(
-        f"{source.url} broke off after {len(part.content):,} of "
-        f"{f'{size:,}' if size else 'all'} bytes"
-        f"{f' ({problem})' if problem else ''}. Try again: it goes on from there."
-    )
-
 # %% ../notebooks/15_wmt.ipynb #748852f9
 def check_archive(path: Path, archive: Archive) -> None:
     """Compare size and SHA-256 with what is known of an archive.
@@ -250,18 +154,8 @@ def fetch_archive(archive: Archive, folder: str | Path | None = None) -> Path:
             check_archive(path, archive)
             return path
     folder = Path(folder or cache_folder())
-    while True:
-        part = download_archive(source, folder)
-        try:
-            check_archive(part.path, archive)
-        except CorpusUnavailable:
-            part.remove()
-            if not part.resumed:
-                raise  # one that was put together from two calls is asked for once more
-        else:
-            os.replace(part.path, folder / source.filename)
-            part.remove()
-            return folder / source.filename
+    fetch_file(source, folder, lambda path: check_archive(path, archive))
+    return folder / source.filename
 
 # %% ../notebooks/15_wmt.ipynb #94aad4db
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transformer_lib.evaluation import Translator, chrf, sacre_bleu
-from transformer_lib.text import load_corpus
+from transformer_lib.text import check_place, load_corpus
 from transformer_lib.training import (
     Recipe,
     Run,
@@ -111,10 +111,12 @@ def main() -> None:
     recipe = Recipe.load(asked.recipe)
     run_dir = asked.run_dir or runs_folder() / recipe.name
     device = default_device(asked.device)
+    path = asked.out or ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
+    check_place(path.parent, folder=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_place(path)
     if not asked.score_only:
         train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
-    path = asked.out or ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record_of(run_dir, device))
     print(f"The record is in {path}.")
     if len(step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped

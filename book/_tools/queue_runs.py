@@ -17,8 +17,6 @@ checkout); queue.log there has one line for each start and end. On a GPU:
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -32,7 +30,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_lib.text import cache_folder, whole_file
+from transformer_lib.text import cache_folder, claimed, whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "transformer_lib" / "evidence"
@@ -81,8 +79,7 @@ def read_jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job
 def code_of(group: str, runs: Path) -> Path:
     """The clone that a group runs from; made of HEAD before its first run."""
     said = runs / f"{group}.commit"
-    with open(runs / "code.lock", "w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
+    with claimed(runs / "code.lock", wait=True):
         if not said.exists():
             head = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
             commit = subprocess.run(head, check=True, capture_output=True, text=True)
@@ -97,19 +94,6 @@ def code_of(group: str, runs: Path) -> Path:
             subprocess.run(checkout, check=True)
             aside.rename(code)
     return code
-
-
-@contextlib.contextmanager
-def alone(path: Path):
-    """Whether no other process works on this run; the system gives the lock back."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 class Queue:
@@ -145,8 +129,10 @@ class Queue:
 
     def work(self) -> None:
         """Take runs until none is left."""
+        locks = self.runs / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
         while not self.stopping and (job := self.next()):
-            with alone(self.runs / "locks" / f"{job.group}.{job.name}") as mine:
+            with claimed(locks / f"{job.group}.{job.name}") as mine:
                 if mine and not job.kept.exists():
                     self.run(job)
 
