@@ -17,6 +17,7 @@ import pytest
 
 from transformer_lib.ablations import ROWS
 from transformer_lib.text import load_corpus
+from transformer_lib.training import Recipe, train
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "book" / "_tools" / "queue_runs.py"
@@ -175,6 +176,36 @@ def test_pretraining_gone_on_with_gives_the_same(tmp_path, monkeypatch, member):
     guesses = whole["guesses"]
     assert guesses["left neighbor"]["nats"] < guesses["single tokens"]["nats"]
     assert guesses["model"]["tokens"] == guesses["single tokens"]["tokens"] > 50
+
+
+def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
+    """Marian's run whole, and one stopped at its second validation; then its score."""
+    import anchor
+
+    (tmp_path / "tiny.toml").write_text(
+        RECIPE.replace("keep_last = 0", "keep_last = 2")
+    )
+    recipe = Recipe.load(tmp_path / "tiny.toml", max_steps=9)
+    whole = anchor.run(recipe, tmp_path / "whole", "cpu")
+    judged, count = anchor.valid_loss, itertools.count(1)
+
+    def stopped(*arguments):
+        if next(count) == 2:
+            raise KeyboardInterrupt
+        return judged(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(anchor, "valid_loss", stopped)
+        anchor.run(recipe, tmp_path / "parts", "cpu")
+    parts = anchor.run(recipe, tmp_path / "parts", "cpu")
+    for record in (whole, parts):
+        record["seconds"] = record["environment"] = None
+        for row in record["history"]:
+            assert row.pop("seconds") > 0
+    assert whole == parts and whole["averaged"] == [6, 9]
+    ours = train(recipe, tmp_path / "ours", device="cpu")
+    assert ours.history[-1]["tokens"] == whole["tokens"]  # the same batches
+    assert ours.data == whole["data"]
 
 
 def test_the_predictions_are_of_rows_and_signs_of_the_paper():

@@ -1,0 +1,199 @@
+"""Hugging Face's Marian, trained on the text of one of our recipes: an outside anchor.
+
+    python book/_tools/anchor.py tatoeba-en-de-large --run-dir DIR --out FILE
+
+What is shared with our run: the pieces, the division into training, validation and test
+pairs, the batches and their order, and the numbers of the recipe (size, dropout,
+smoothing, schedule, updates, precision, how many of the last weights are averaged).
+What is not ours: the model and how it begins (transformers), the loss and Adam (torch),
+the beam search (transformers' generate, beam 4), and the score (sacreBLEU itself).
+
+A run stopped goes on from its last checkpoint, to the same result: each update draws
+its dropout from a seed of its own. Writes one JSON.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import sacrebleu
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from transformer_lib.batches import Batch, Prepared, batches, make_batch, plan_batches
+from transformer_lib.serving import marian_config
+from transformer_lib.text import BOS, EOS, PAD, load_corpus, whole_file
+from transformer_lib.training import (
+    Recipe,
+    data_record,
+    environment_record,
+    ready_data,
+    write_json,
+)
+from transformer_lib.transformer import TransformerConfig
+
+
+def endless(ready: Prepared, recipe: Recipe) -> Iterator[list[int]]:
+    """The batches of our run, pass by pass."""
+    epoch = 0
+    while True:
+        yield from plan_batches(ready.train, recipe.max_tokens, recipe.seed, epoch)
+        epoch += 1
+
+
+def summed_loss(model: nn.Module, batch: Batch, epsilon: float) -> tuple:
+    """Sum of the losses of a batch's target tokens, and how many there are."""
+    logits = model(
+        input_ids=batch.src_ids, attention_mask=batch.src_ids != PAD,
+        decoder_input_ids=batch.tgt_in, use_cache=False,
+    ).logits  # fmt: skip
+    loss = F.cross_entropy(
+        logits.float().flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD,
+        label_smoothing=epsilon, reduction="sum",
+    )  # fmt: skip
+    return loss, int((batch.tgt_out != PAD).sum())
+
+
+@torch.inference_mode()
+def valid_loss(model: nn.Module, ready: Prepared, recipe: Recipe, device) -> float:
+    """Nats a target token of the validation pairs, without smoothing."""
+    model.eval()
+    total = count = 0
+    for batch in batches(ready.valid, recipe.max_tokens):
+        loss, tokens = summed_loss(model, batch.to(device), 0.0)
+        total, count = total + loss.item(), count + tokens
+    model.train()
+    return total / count
+
+
+@torch.inference_mode()
+def translated(model: nn.Module, tokenizer, texts: list[str], device) -> list[str]:
+    """Beam 4 as `generate` does it, sentences of like length together."""
+    model.eval()
+    rows = [[*ids, EOS] for ids in tokenizer.encode_all(texts)]
+    order, out = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
+    for start in range(0, len(order), 32):
+        some = order[start : start + 32]
+        longest = max(len(rows[i]) for i in some)
+        ids = torch.tensor([rows[i] + [PAD] * (longest - len(rows[i])) for i in some])
+        ids = ids.to(device)
+        said = model.generate(
+            input_ids=ids, attention_mask=ids != PAD, num_beams=4, length_penalty=0.6,
+            max_new_tokens=longest + 50, do_sample=False, bad_words_ids=[[PAD], [BOS]],
+        )  # fmt: skip
+        for i, row in zip(some, said.tolist(), strict=True):
+            out[i] = tokenizer.decode([token for token in row if token > EOS])
+    return [out[i] for i in range(len(texts))]
+
+
+def scores_of(outputs: list[str], references: list[str]) -> dict:
+    found = {}
+    for name, metric in (
+        ("sacreBLEU", sacrebleu.BLEU()),
+        ("chrF2", sacrebleu.CHRF()),
+    ):
+        value = metric.corpus_score(outputs, [references]).score
+        found[name] = {"value": value, "signature": str(metric.get_signature())}
+    return found
+
+
+def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
+    """Train from the last checkpoint on, average, and score."""
+    from transformers import MarianMTModel
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    ready = ready_data(recipe, run_dir)
+    torch.manual_seed(recipe.seed)
+    config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
+    model = MarianMTModel(marian_config(config)).to(device).train()
+    adam = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+    kept, at = run_dir / "last.pt", {"step": 0, "tokens": 0, "seconds": 0.0}
+    at["history"] = []
+    if kept.exists():
+        state = torch.load(kept, weights_only=True, map_location=device)
+        model.load_state_dict(state["model"])
+        adam.load_state_dict(state["adam"])
+        at = state["at"]
+    began, before = time.monotonic(), at["seconds"]
+    plan = endless(ready, recipe)
+    for _ in range(at["step"]):
+        next(plan)
+    low = {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.precision]
+    while at["step"] < recipe.max_steps:
+        at["step"] += 1
+        step = at["step"]
+        torch.manual_seed(recipe.seed * 1_000_000 + step)
+        batch = make_batch(ready.train, next(plan)).to(device)
+        adam.param_groups[0]["lr"] = (
+            recipe.factor * config.d_model**-0.5
+            * min(step**-0.5, step * recipe.warmup**-1.5)
+        )  # fmt: skip
+        with torch.autocast(device.split(":")[0], low, low != torch.float32):
+            loss, tokens = summed_loss(model, batch, recipe.epsilon)
+        adam.zero_grad()
+        (loss / tokens).backward()
+        adam.step()
+        at["tokens"] += tokens
+        if step % recipe.validate_every == 0 or step == recipe.max_steps:
+            found = valid_loss(model, ready, recipe, device)
+            at["seconds"] = before + time.monotonic() - began
+            now = {name: at[name] for name in ("step", "tokens", "seconds")}
+            now |= {"train_loss": loss.item() / tokens, "valid_loss": found}
+            at["history"].append(now)
+            weights = model.state_dict()
+            with whole_file(run_dir / f"step-{step:06d}.pt") as file:
+                torch.save(weights, file)
+            with whole_file(kept) as file:
+                state = {"model": weights, "adam": adam.state_dict(), "at": at}
+                torch.save(state, file)
+            for old in sorted(run_dir.glob("step-*.pt"))[: -max(recipe.keep_last, 1)]:
+                old.unlink()
+            print(f"{step:,} updates, {at['tokens']:,} tokens, validation "
+                  f"{found:.3f}, {at['seconds'] / 60:.1f} min", flush=True)  # fmt: skip
+    files = sorted(run_dir.glob("step-*.pt"))
+    states = [torch.load(f, weights_only=True, map_location=device) for f in files]
+    mean = {name: sum(s[name].float() for s in states) / len(states)
+            for name in states[0]}  # fmt: skip
+    model.load_state_dict(mean)
+    test = load_corpus(recipe.corpus, "test")
+    sources, references = (list(side) for side in zip(*test.pairs, strict=True))
+    outputs = translated(model, ready.tokenizer, sources, device)
+    import transformers
+
+    return {
+        "recipe": asdict(recipe),
+        "model": f"transformers {transformers.__version__}, MarianMTModel",
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "data": data_record(ready),
+        "environment": environment_record(device),
+        "tokens": at["tokens"],
+        "seconds": round(at["seconds"]),
+        "history": at["history"],
+        "averaged": [int(f.stem.split("-")[1]) for f in files],
+        "test_set": test.name,
+        "test_sha256": test.sha256,
+        "sentences": len(test),
+        "scores": scores_of(outputs, references),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    recipe = Recipe.load(asked.recipe)
+    record = run(recipe, asked.run_dir, asked.device)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(asked.out, record)
+
+
+if __name__ == "__main__":
+    main()
