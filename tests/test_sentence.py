@@ -1,0 +1,108 @@
+"""The record of the sentence, against the model and against our own attention."""
+
+import hashlib
+import json
+import sys
+
+import pytest
+import torch
+from built import ROOT
+from torch.nn.functional import scaled_dot_product_attention
+
+from transformer_lib import hello
+from transformer_lib.training import find_pretrained, load_pretrained, read_evidence
+
+sys.path.append(str(ROOT / "book" / "_tools"))
+import sentence as tool  # noqa: E402
+
+AGAIN = "run book/_tools/sentence.py again"
+
+
+@pytest.fixture(scope="module")
+def record():
+    return read_evidence("sentence")
+
+
+def numbers(value, way=""):
+    """All numbers of a nested record, each with the way to it."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in items:
+            yield from numbers(part, f"{way}/{key}")
+    else:
+        yield way, value
+
+
+def test_the_record_is_what_the_shipped_model_gives(record):
+    weights = find_pretrained(record["model"]) / "weights.safetensors"
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert record["weights_sha256"] == digest, f"another model ships: {AGAIN}"
+    model, tokenizer, about = load_pretrained(record["model"], "cpu")
+    now = dict(numbers(tool.sentence_record(model, tokenizer, about)))
+    kept = dict(numbers(record))
+    for way, value in now.items():
+        if isinstance(value, float):
+            assert kept[way] == pytest.approx(value, abs=0.011), f"{way}: {AGAIN}"
+        else:
+            assert kept[way] == value, f"{way}: {AGAIN}"
+    left = set(kept) - set(now)
+    assert all(w.startswith(("/weights_sha256", "/environment")) for w in left), left
+
+
+def test_the_record_is_small_and_names_its_commit(record):
+    assert tool.OUT.stat().st_size < 150_000
+    assert len(record["environment"]["commit"]) == 40
+    assert json.loads(tool.OUT.read_text("utf-8")) == record
+
+
+def test_rows_of_weights_sum_to_one_and_nobody_looks_ahead(record):
+    length = {side: len(record[side]["pieces"]) for side in ("source", "target")}
+    sides = {"encoder": ("source", "source"), "decoder": ("target", "target"),
+             "cross": ("target", "source")}  # fmt: skip
+    for kind, layers in record["attention"].items():
+        weights = torch.tensor(layers)  # (L, H, T, S)
+        sizes = record["sizes"]["num_layers"], record["sizes"]["num_heads"]
+        assert weights.shape == (*sizes, *(length[side] for side in sides[kind]))
+        torch.testing.assert_close(
+            weights.sum(-1), torch.ones(weights.shape[:-1]), atol=0.006, rtol=0
+        )
+        assert kind != "decoder" or not weights.triu(1).any()
+
+
+def test_torch_and_chapter_01_get_the_weights_from_queries_and_keys(record):
+    head = record["head"]
+    wanted = record["attention"]["encoder"][head["layer"] - 1][head["head"] - 1]
+    wanted = torch.tensor(wanted)
+    q, k = (torch.tensor([head[name]]) for name in ("queries", "keys"))
+    eye = torch.eye(k.shape[1])[None]  # as values: what comes out are the weights
+    theirs = scaled_dot_product_attention(q, k, eye)[0]
+    torch.testing.assert_close(theirs, wanted, atol=0.003, rtol=0)
+    scores = hello.matmul(head["queries"], hello.transpose(head["keys"]))
+    root = len(head["queries"][0]) ** 0.5
+    ours = [hello.softmax([score / root for score in row]) for row in scores]
+    torch.testing.assert_close(torch.tensor(ours), theirs, atol=1e-5, rtol=0)
+
+
+def test_the_head_is_the_one_where_the_weakest_relation_is_strongest(record):
+    """Found once more, by hand, from the weights in the record."""
+    found = record["candidates"][record["source"]["text"]]
+    pieces = [piece.removeprefix("▁") for piece in record["source"]["pieces"]]
+    places = [(pieces.index(a), pieces.index(b)) for a, b, _ in found["relations"]]
+    weakest = {
+        (i, j): min(weights[q][k] for q, k in places)
+        for i, heads in enumerate(record["attention"]["encoder"], 1)
+        for j, weights in enumerate(heads, 1)
+    }
+    assert max(weakest, key=weakest.get) == (found["layer"], found["head"])
+    assert (record["head"]["layer"], record["head"]["head"]) == max(
+        weakest, key=weakest.get
+    )
+
+
+def test_the_translation_is_made_of_likely_pieces(record):
+    """Each piece that the beam took is among the most probable ones of its step."""
+    written = [*record["target"]["pieces"][1:], "</s>"]
+    for piece, best in zip(written, record["next"], strict=True):
+        assert piece in [name for name, _ in best]
+        assert sum(p for _, p in best) <= 1.0001
+        assert [p for _, p in best] == sorted((p for _, p in best), reverse=True)
