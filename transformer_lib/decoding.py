@@ -198,14 +198,16 @@ class Cache:
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only."""
-        self.k, self.v = self.k[rows], self.v[rows]
+        for name, x in (("k", self.k), ("v", self.v)):
+            x[: len(rows), :, : self.length] = x[:, :, : self.length][rows]
+            setattr(self, name, x[: len(rows)])
 
     def pick(self, places: Tensor) -> None:
         """Keep these tokens only, by their places, shape (B, n)."""
         self.length = places.shape[1]
         index = places[:, None, :, None].expand(-1, self.k.shape[1], -1, -1)
-        self.k = self.k.gather(2, index.expand(-1, -1, -1, self.k.shape[3]))
-        self.v = self.v.gather(2, index.expand(-1, -1, -1, self.v.shape[3]))
+        for x in (self.k, self.v):
+            x[:, :, : self.length] = x.gather(2, index.expand(-1, -1, -1, x.shape[3]))
 
 # %% ../notebooks/12_decoding.ipynb #065a9986
 class CachedSteps:
@@ -226,11 +228,13 @@ class CachedSteps:
         self.source_mask = padding_mask(src_ids, model.config.pad_id)  # (B, 1, 1, S)
         self.caches = [Cache() for _ in self.layers]
         self.seen = src_ids.new_zeros(len(src_ids), 1, 0, dtype=torch.bool)
-        self.prune_at = 64
+        self.room = 64
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """As :meth:`FullSteps.step`."""
         tokens, parents = tokens.to(self.seen.device), parents.to(self.seen.device)
+        if self.seen.shape[2] + tokens.shape[1] > self.room:
+            self._prune()
         itself = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device)
         itself = itself.expand(len(tokens), -1, -1)  # (B, k, k)
         self.seen = torch.cat([follow(self.seen, parents), itself], dim=2)  # (B, k, n)
@@ -239,8 +243,6 @@ class CachedSteps:
         for i in range(len(self.layers)):
             x = self._layer(i, x)  # (B, k, D)
         self.length += 1
-        if self.seen.shape[2] >= self.prune_at:
-            self._prune()
         return self.model.project(self.model.decoder.norm(x))  # (B, k, V)
 
     def _layer(self, i: int, x: Tensor) -> Tensor:
@@ -268,7 +270,7 @@ class CachedSteps:
         )
         for cache in self.caches:
             cache.pick(places)
-        self.prune_at = max(64, 2 * count)
+        self.room = max(self.room, 2 * count)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only."""
@@ -334,11 +336,11 @@ def continuations(
     Raises:
         FloatingPointError: If logits are NaN or infinite.
     """
-    log_sum = logits.logsumexp(dim=-1, keepdim=True).double()  # (B, k, 1)
-    check_finite(log_sum)  # NaN and infinity come through a sum
-    ends = log_probs + (logits[..., EOS] - log_sum[..., 0]).clamp(max=0)  # (B, k)
-    values, tokens = best_tokens(logits, beam_size + 3)  # 3: those not wanted
-    values = log_probs[..., None] + (values - log_sum).clamp(max=0)  # (B, k, m)
+    log_p = logits.log_softmax(dim=-1)  # (B, k, V): of each next token
+    values, tokens = best_tokens(log_p, beam_size + 3)  # 3: those not wanted
+    check_finite(values[..., 0])  # NaN and infinity come through the softmax
+    ends = log_probs + log_p[..., EOS]  # (B, k)
+    values = log_probs[..., None] + values  # (B, k, m)
     for unwanted in (EOS, *NEVER_SAID):
         values = values.masked_fill(tokens == unwanted, -torch.inf)
     values, order = values.flatten(1).sort(dim=1, descending=True, stable=True)
