@@ -53,7 +53,7 @@ book: env library notebooks $(STAMPS)/html  ## set up, run every chapter, build 
 
 test: env check-sync lint notebooks $(STAMPS)/html  ## set up, and check everything that must hold
 	@$(BIN)/python book/_tools/browser.py || true  # what it lacks is said again at the end
-	@LITERATE_BOOK=built $(BIN)/python -m pytest
+	@LITERATE_BOOK=built OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 serve: book  ## build the book and serve it on this machine (PORT=8000)
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends it)"
@@ -103,7 +103,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/\1|\2/p' Makefile | \
 	  while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 	@echo
-	@echo "Settings: PYTHON=python3.12 (which Python), JOBS=2 (chapters at a time),"
+	@echo "Settings: PYTHON=python3.12 (which Python), JOBS=2 (chapters, or test files, at a time),"
 	@echo "TRANSFORMER_LIB_SCALE=small or full, TRANSFORMER_LIB_MIRROR=folder of corpora."
 
 # --- steps ---------------------------------------------------------------------------
