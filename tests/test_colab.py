@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 import tomllib
 
 import pytest
@@ -60,6 +61,17 @@ def test_a_notebook_there_knows_nothing_of_the_project(colab, tmp_path, monkeypa
     assert found["PATH"] == f"{tmp_path / 'env' / 'bin'}:/usr/bin"
     assert "PYTHONPATH" not in found and "VIRTUAL_ENV" not in found
     assert found["GIT_CONFIG_VALUE_0"] == colab.ADDRESS
+
+
+@pytest.mark.parametrize("code", [0, 127, None])
+def test_a_python_that_does_not_run_is_not_taken(colab, code, tmp_path, monkeypatch):
+    """pyenv puts a python3.12 on the path that only says where there is one."""
+    if code is not None:
+        (tmp_path / "python3.12").write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / "python3.12").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    wanted = str(tmp_path / "python3.12") if code == 0 else sys.executable
+    assert colab.nearest_python() == wanted
 
 
 def test_two_runs_do_not_disturb_each_other(colab, tmp_path, monkeypatch):

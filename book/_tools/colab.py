@@ -104,6 +104,14 @@ def variables(place: Path) -> dict[str, str]:
     }
 
 
+def nearest_python() -> str:
+    """Colab's version, if it is here and runs; a version manager's stand-in may not."""
+    found = shutil.which("python3.12")
+    if found and not subprocess.run([found, "-c", ""], capture_output=True).returncode:
+        return found
+    return sys.executable
+
+
 def environment(place: Path, python: str, torch: str) -> str:
     """What Colab has before the first cell; made once. Returns what it depends on."""
     version = run([python, "-c", "import sys; print(sys.version)"]).stdout
@@ -201,8 +209,7 @@ def first_cells(place: Path, notebooks: list[Path]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="CHAPTER", help="by number or name")
-    nearest = shutil.which("python3.12") or sys.executable  # Colab's, if it is here
-    parser.add_argument("--python", default=nearest)
+    parser.add_argument("--python", default=nearest_python())
     parser.add_argument("--torch", default="torch==2.10.0")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--fresh", action="store_true", help="run what ran before")
