@@ -2,8 +2,11 @@
 
 import dataclasses
 import io
+import json
 import lzma
 import os
+import subprocess
+import sys
 import tarfile
 import warnings
 from pathlib import Path
@@ -22,24 +25,27 @@ from transformer_lib.parsing import (
     Tree,
     TreeError,
     bracket_score,
+    brackets_of_slots,
     chunks,
     clean_tree,
     evaluate_parser,
     fault,
+    form_of,
     linearize,
     load_trees,
     parse,
     plain_label,
     prepare_trees,
     read_trees,
-    reads_words,
     repair,
     source_text,
     source_word,
     split_words,
     train_parser,
     tree_pair,
+    tree_slots,
     word_shape,
+    word_slots,
 )
 from transformer_lib.text import CorpusUnavailable
 from transformer_lib.training import Recipe
@@ -175,6 +181,34 @@ def test_sequences_come_back(made):
     pieces = chunks(tokens)
     assert len(pieces) == len(leaves)
     assert " ".join(pieces).replace("_", " ").split(" ") == tokens
+
+
+@given(TREES)
+@SOME
+def test_slots_come_back(made):
+    leaves, slots = list(made.leaves()), tree_slots(made)
+    assert len(slots) == 2 * len(leaves) and slots[-1].endswith(")TOP")
+    assert brackets_of_slots(slots) == linearize(made)
+    tags = [slot.rpartition("/")[2] for slot in slots[::2]]
+    assert tags == [leaf.label for leaf in leaves]
+    bare = tree_slots(made, {slot.partition("/")[0] + "/" for slot in slots})
+    assert brackets_of_slots(bare) == linearize(made)
+
+
+def test_slots_of_words():
+    slots = tree_slots(clean_tree(tree(SMALL)))
+    assert slots == ["(S(NP/DT", "0)NP", "/NN", "1)S", "(VP/VBD", "0)VP", "(NP/PRP",
+                     "2)S", "/.", "1)TOP"]  # fmt: skip
+    known = {"the", "p00", "immu~", "~ized", "A~he", "~", "AA9~", "~~"}
+    for word, wanted in {
+        "The": ("the", "A~he"), "immunized": ("immu~", "~ized"), "qq": ("~~", "~"),
+        "P53": ("p00", "AA9~"), "\u0130": ("~~", "~"),
+    }.items():  # fmt: skip
+        assert word_slots(word, known) == wanted
+    assert word_slots("the", known, whole=False) == ("~~", "~")
+    assert brackets_of_slots(["3)TOP", "(S/DT", "9)TOP", "what", "/NN"]) == [
+        "(S", "XX", ")S", "XX",
+    ]  # fmt: skip
 
 
 TOKENS = st.lists(
@@ -480,29 +514,113 @@ def test_craft_development_split_and_its_score():
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
-    return folder, prepare_trees("toy", folder, 400, 60, one_each=True, threads=1)
+    return folder, prepare_trees("toy", folder, 400, 60, "chunks", threads=1)
 
 
 def test_prepared_targets_come_back(prepared):
     folder, ready = prepared
     lines = (folder / "valid.tsv").read_text(encoding="utf-8").splitlines()
     trees = load_trees("toy", "valid").trees
-    assert reads_words(ready.tokenizer) and len(lines) == len(trees) == 150
+    assert form_of(ready.tokenizer) == "chunks" and len(lines) == len(trees) == 150
     for line, one in zip(lines, trees, strict=True):
         target = line.split("\t")[1]
         ids = ready.tokenizer.encode(target)
         assert len(ids) == len(one.words) == len(line.split("\t")[0].split(" "))
         assert ready.tokenizer.decode(ids) == target
         assert repair(target.replace("_", " ").split(" "), list(one.leaves())) == one
-    again = prepare_trees("toy", folder, 400, 60, one_each=True, threads=1)
+    again = prepare_trees("toy", folder, 400, 60, "chunks", threads=1)
     assert again.data == ready.data
+
+
+def test_prepared_slots_stand_side_by_side(tmp_path):
+    ready = prepare_trees("toy", tmp_path, 600, 60, "slots", copies=3, threads=1)
+    tokenizer, trees = ready.tokenizer, load_trees("toy").trees
+    assert form_of(tokenizer) == "slots" and len(ready.train) == 3 * len(trees)
+    lines = (tmp_path / "train.tsv").read_text(encoding="utf-8").splitlines()
+    cut = 0
+    for number, line in enumerate(lines):
+        source, target = line.split("\t")
+        one = trees[number % len(trees)]
+        ids = tokenizer.encode_all([source, target])
+        assert [len(side) for side in ids] == [2 * len(one.words)] * 2
+        assert repair(brackets_of_slots(tokenizer.decode(ids[1]).split()),
+                      list(one.leaves())) == one  # fmt: skip
+        cut += source != tree_pair(one, tokenizer)[0]
+        assert number >= len(trees) or not cut  # the first copy is whole
+    assert cut
+    for row in range(0, len(ready.train), 997):
+        source, target = ready.train[row]
+        assert len(source) == len(target) and parsing.UNK not in {*source, *target}
+    again = prepare_trees("toy", tmp_path, 600, 60, "slots", copies=3, threads=1)
+    assert again.data == ready.data
+    with pytest.raises(ValueError, match="vocab_size=300: .* are needed"):
+        prepare_trees("toy", tmp_path / "a", 300, 60, "slots")
+    with pytest.raises(ValueError, match="only slots"):
+        prepare_trees("toy", tmp_path / "b", 400, 60, "chunks", copies=2)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_slots_of_an_untrained_parser_are_trees(beam_size):
+    """The search finds a tree for each sentence, and counts probability among trees."""
+    trees = load_trees("toy", "test").trees[:12]
+    bank = load_trees("toy").trees
+    tokenizer = parsing.train_tree_tokenizer(bank, 600, "slots")
+    torch.manual_seed(1)
+    model = Transformer(TransformerConfig(tokenizer.vocab_size, 16, 2, 1, 32))
+    parses = parse(trees, model, tokenizer, beam_size)
+    assert {p.fault for p in parses} == {""}
+    for one, found in zip(trees, parses, strict=True):
+        assert found.tree.words == one.words
+        assert found.tokens == linearize(found.tree)
+    source = tokenizer.encode(tree_pair(trees[0], tokenizer)[0])
+    src_ids = torch.tensor([[*source, 3]])
+    (best, *_), = parsing.slot_search(model, src_ids, tokenizer, [len(trees[0].words)],
+                                      beam_size)  # fmt: skip
+    assert len(best.ids) == len(source) and -1000 < best.log_prob < 0
+    assert [parse([t], model, tokenizer, beam_size)[0] for t in trees] == parses
+
+
+def test_the_tool_that_trains_scores_and_records(tmp_path):
+    """A tiny parser in two pieces: choices on development trees, test trees once."""
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(
+        'name = "tiny"\ncorpus = "toy+slots"\nvocab_size = 600\ncopies = 2\n'
+        "max_length = 40\nmax_tokens = 400\nmax_steps = 8\nwarmup = 4\n"
+        "validate_every = 4\nkeep_last = 2\n[model]\nd_model = 16\nnum_heads = 2\n"
+        "num_layers = 1\nd_ff = 32\n"
+    )
+    tool = Path(__file__).resolve().parents[1] / "book" / "_tools" / "parsing.py"
+    out = tmp_path / "record.json"
+    command = [sys.executable, str(tool), str(tmp_path / "run"), "--recipe",
+               str(recipe), "--out", str(out), "--every", "40", "--some", "30",
+               "--beams", "1", "2", "--beam", "2", "--device", "cpu"]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=1500)
+    record = json.loads(out.read_text("utf-8"))
+    assert record["finished"] and record["updates"] == 8
+    assert record["recipe"]["copies"] == 2 and record["seed"] == 0
+    assert [p["updates"] for p in record["curve"]][-1] == 8
+    assert record["tokens"] == record["history"][-1]["tokens"]
+    trees = load_trees("toy", "test").trees[::40]
+    assert record["test"]["sha256"] == load_trees("toy", "test").sha256
+    assert len(record["counts"]) == len(trees) == record["scores"]["all"]["sentences"]
+    matched, gold, parsed = map(sum, zip(*record["counts"], strict=True))
+    assert record["f1"] == pytest.approx(200 * matched / (gold + parsed))
+    words = sum(2 * len(t.words) + 1 for t in load_trees("toy").trees)
+    assert record["passes"] == pytest.approx(record["tokens"] / words)
+    assert (tmp_path / "averaged" / "weights.safetensors").exists()
+    subprocess.run(command, check=True, capture_output=True, timeout=1500)
+    again = json.loads(out.read_text("utf-8"))
+    for one in (record, again):
+        for scores in [one["search"], *one["beams"].values()]:
+            del scores["seconds"]
+    assert again == record
 
 
 def test_more_trees(tmp_path):
     path = tmp_path / "more.mrg"
     path.write_text(WSJ_FILE)
     ready = prepare_trees("toy", tmp_path / "a", 390, 60, more=[path], threads=1)
-    assert ready.data["train"]["read"] == 4002 and not reads_words(ready.tokenizer)
+    assert ready.data["train"]["read"] == 4002 and form_of(ready.tokenizer) == ""
     path.write_text("(S")
     with pytest.raises(TreeError, match=r"more\.mrg, line 1"):
         prepare_trees("toy", tmp_path / "b", 430, 60, more=[path])
@@ -546,9 +664,12 @@ def test_training_and_going_on(tmp_path):
     recipe = Recipe("tiny", "toy+chunks", 400, model, max_length=60, max_tokens=400,
                     max_steps=4, warmup=4, validate_every=2)  # fmt: skip
     first = train_parser(recipe, tmp_path / "run", show=False)
-    assert reads_words(first.tokenizer) and first.progress.step == 4
+    assert form_of(first.tokenizer) == "chunks" and first.progress.step == 4
     longer = dataclasses.replace(recipe, max_steps=6)
     assert train_parser(longer, tmp_path / "run", show=False).progress.step == 6
+    other = dataclasses.replace(recipe, corpus="toy+slots", vocab_size=600, copies=2)
+    slots = train_parser(other, tmp_path / "slots", show=False)
+    assert form_of(slots.tokenizer) == "slots" and slots.recipe.copies == 1
     for corpus in ("tatoeba-en-de", "toy+letters"):
         with pytest.raises(ValueError, match="is no treebank"):
             other = dataclasses.replace(recipe, corpus=corpus)
@@ -580,7 +701,7 @@ def test_chunks_are_counted_with_the_right_beginning_given():
     """A model that always writes one token, against a count by hand."""
     trees = load_trees("toy", "valid").trees[:6]
     bank = load_trees("toy").trees
-    tokenizer = parsing.train_tree_tokenizer(bank, 400, one_each=True)
+    tokenizer = parsing.train_tree_tokenizer(bank, 400, "chunks")
     often = parsing.chunks(parsing.linearize(trees[0]))[1]
     (token,) = tokenizer.encode(often)
 
@@ -604,7 +725,7 @@ def test_chunks_are_counted_with_the_right_beginning_given():
     odd = Tree("TOP", (Tree("S", (Tree("NN", word="Zyxxity"),)),))
     assert parsing.chunk_accuracy(Always(), tokenizer, [odd])["shape"][1] == 1
     subwords = parsing.train_tree_tokenizer(bank, 300)
-    with pytest.raises(ValueError, match="single brackets"):
+    with pytest.raises(ValueError, match="one chunk for each"):
         parsing.chunk_accuracy(Always(), subwords, trees)
 
 

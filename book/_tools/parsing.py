@@ -1,106 +1,149 @@
-"""Train the parser of chapter 17, or go on training it, and write its record.
+"""Train a parser of chapter 17, or go on training it, and write its record.
 
-    python book/_tools/parsing.py RUN [--seconds 3000] [--every 10] [--beam 4]
+    python book/_tools/parsing.py RUN [--recipe craft-large] [--seconds 3000]
 
-RUN is the folder of the run. The record goes to transformer_lib/evidence, the
-weights in 16 bits to transformer_lib/pretrained/craft-parsing. A second call with more
-seconds goes on where the first one stopped. With --every 10, each tenth sentence of the
-test split is scored; all of them with --every 1. Of the best weights and the mean of
-the last ones, those are taken that do better on a few development sentences. What the
-record said of the same run when it was shorter, stays in it as "earlier".
+RUN is the folder of the run; a second call goes on where the first one stopped. On the
+way, after each of STAGES of the updates, some development trees are parsed greedily:
+the curve, in curve.json beside RUN. All choices are made on development trees: the
+weights with the lowest loss or the mean of the last ones, by beam search. Then the test
+trees are parsed once; each tenth of them with --every 10. The record goes to --out,
+else to transformer_lib/evidence; the weights, in 16 bits, beside --out into the folder
+averaged, else to transformer_lib/pretrained.
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from transformer_lib.batches import read_data
 from transformer_lib.parsing import (
-    evaluate_parser,
+    bracket_score,
     load_trees,
+    parse,
+    score_parses,
     train_parser,
 )
 from transformer_lib.training import (
     Recipe,
     load_run,
     save_pretrained,
+    train,
     write_json,
 )
+from transformer_lib.transformer import default_device
 
 ROOT = Path(__file__).resolve().parents[2]
+STAGES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
+SEARCH = {"alpha": 0.3, "max_extra": 300}
 
 
-def timed(model, tokenizer, trees, max_length, **search) -> dict:
+def scored(run, trees: list, beam_size: int) -> dict:
     """Scores of some trees, with the seconds that they took."""
     start = time.perf_counter()
-    scores = evaluate_parser(model, tokenizer, trees, max_length, **search)
-    return scores | {"seconds": time.perf_counter() - start}
+    parses = parse(trees, run.model, run.tokenizer, beam_size, **SEARCH)
+    seconds = time.perf_counter() - start
+    return score_parses(trees, parses) | {"seconds": seconds}
 
 
-def earlier(path: Path, run) -> list[dict]:
-    """What a record says of the same run with fewer updates: updates, F1, mended."""
-    if not path.exists():
-        return []
-    old = json.loads(path.read_text("utf-8"))
-    if old["environment"] != run.environment or old["updates"] >= run.progress.step:
-        return []  # another run, or the same state of it
-    scores = old["scores"]["all"]
-    mended = sum(scores["faults"].values()) / scores["sentences"]
-    now = {"updates": old["updates"], "f1": scores["f1"], "mended": mended}
-    return [*old.get("earlier", []), now]
+def train_in_stages(recipe: Recipe, folder: Path, given, few: list) -> Iterator[dict]:
+    """Train, and give a point of the curve after each stage, also those of before."""
+    path = folder.parent / "curve.json"
+    curve = json.loads(path.read_text("utf-8")) if path.exists() else []
+    yield from curve
+    until, run = time.monotonic() + given.seconds, None
+    for share in STAGES:
+        step = max(1, round(share * recipe.max_steps))
+        if any(point["updates"] >= step for point in curve):
+            continue
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        how = {"device": given.device, "max_seconds": left}
+        if run is None:  # the treebank is prepared once
+            run = train_parser(replace(recipe, max_steps=step), folder, **how)
+        else:
+            now, ready = replace(run.recipe, max_steps=step), folder / "trees/prepared"
+            run = train(now, folder, ready, **how)
+        if run.progress.step < step:
+            return
+        last = load_run(folder, given.device, "last")
+        point = {"updates": run.progress.step, "tokens": run.progress.tokens}
+        point |= {"valid_loss": run.history[-1]["valid_loss"]}
+        curve.append(point | scored(last, few, 1))
+        write_json(path, curve)
+        print(json.dumps(curve[-1]), flush=True)
+        yield curve[-1]
+
+
+def choose_weights(folder: Path, device: str, few: list, beam_size: int) -> tuple:
+    """The run with the better of two kinds of weights, and F1 of both."""
+    runs = {name: load_run(folder, device, name) for name in ("best", "average")}
+    f1 = {name: scored(run, few, beam_size)["f1"] for name, run in runs.items()}
+    return runs[max(f1, key=f1.get)], f1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--recipe", default="craft-parsing")
+    parser.add_argument("--recipe", default="craft-large")
     parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--device", help="cpu or cuda (what is there)")
+    parser.add_argument("--out", type=Path, help="where the record goes")
+    parser.add_argument("--every", type=int, default=1, help="one test tree in so many")
+    parser.add_argument("--some", type=int, default=4, help="one development tree in")
     parser.add_argument("--beam", type=int, default=4)
-    parser.add_argument("--beams", type=int, nargs="*", default=[1, 4, 21])
-    parser.add_argument("--sample", type=int, default=100, help="sentences for --beams")
+    parser.add_argument("--beams", type=int, nargs="*", default=[1, 4, 10])
     given = parser.parse_args()
+    given.device = default_device(given.device)
     recipe = Recipe.load(given.recipe)
-    if given.seconds:
-        train_parser(recipe, given.run, device="cpu", max_seconds=given.seconds)
     name = recipe.corpus.partition("+")[0]
-    search = {"alpha": 0.3, "max_extra": 300}
-    few = [t for t in load_trees(name, "valid").trees if len(t.words) <= 40]
-    few = few[: given.sample]
-    chosen = {}  # F1 on a few sentences that are not of the test split
-    for weights in ("best", "average"):
-        run = load_run(given.run, weights=weights)
-        scores = evaluate_parser(run.model, run.tokenizer, few, beam_size=1, **search)
-        chosen[weights] = scores["all"]["f1"]
-    run = load_run(given.run, weights=max(chosen, key=chosen.get))
-    run = dataclasses.replace(run, data=run.data | {"corpus": recipe.corpus})
-    model, tokenizer, longest = run.model, run.tokenizer, recipe.max_length
-    beams = {}
-    for width in given.beams:
-        scores = timed(model, tokenizer, few, None, beam_size=width, **search)
-        beams[str(width)] = scores["all"] | {"seconds": scores["seconds"]}
+    few = load_trees(name, "valid").trees[:: given.some]
+    curve = list(train_in_stages(recipe, given.run, given, few))
+    run, chosen = choose_weights(given.run, given.device, few, given.beam)
+    beams = {str(width): scored(run, few, width) for width in given.beams}
     bank = load_trees(name, "test")
-    scores = timed(model, tokenizer, bank.trees[:: given.every], longest,
-                   beam_size=given.beam, show=True, **search)  # fmt: skip
-    seconds = scores.pop("seconds")
-    path = ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
+    trees = bank.trees[:: given.every]
+    start = time.perf_counter()
+    parses = parse(trees, run.model, run.tokenizer, given.beam, show=True, **SEARCH)
+    seconds = time.perf_counter() - start
+    groups = {"all": score_parses(trees, parses)}
+    limit = recipe.max_length // (2 if recipe.corpus.endswith("+slots") else 1)
+    for part, long in (("within", False), ("beyond", True)):
+        those = [i for i, t in enumerate(trees) if (len(t.words) > limit) == long]
+        if those:
+            some = [trees[i] for i in those], [parses[i] for i in those]
+            groups[part] = score_parses(*some)
+    each = [bracket_score(t, p.tree) for t, p in zip(trees, parses, strict=True)]
+    data = read_data(given.run / "trees" / "prepared")
+    in_a_pass = (data["train"]["tgt_tokens"] + data["train_pairs"]) / recipe.copies
     record = {
-        "earlier": earlier(path, run),
-        "command": "python book/_tools/parsing.py RUN", "chosen_by_f1": chosen,
-        "recipe": dataclasses.asdict(run.recipe),
-        "parameters": model.config.num_parameters(),
-        "data": run.data, "environment": run.environment,
-        "history": run.progress.history, "weights": run.record,
-        "updates": run.progress.step, "seconds": run.progress.history[-1]["seconds"],
-        "search": {"beam_size": given.beam, **search, "seconds": seconds},
-        "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every},
-        "scores": scores, "beams": beams,
+        "command": f"python book/_tools/parsing.py RUN --recipe {recipe.name}",
+        "recipe": asdict(replace(recipe, vocab_size=run.recipe.vocab_size)),
+        "seed": recipe.seed, "parameters": run.model.config.num_parameters(),
+        "data": run.data | {"corpus": recipe.corpus}, "environment": run.environment,
+        "finished": run.progress.step >= recipe.max_steps,
+        "updates": run.progress.step, "tokens": run.progress.tokens,
+        "passes": run.progress.tokens / in_a_pass,
+        "seconds": run.progress.history[-1]["seconds"],
+        "chosen_by_f1": chosen, "weights": run.record, "f1": groups["all"]["f1"],
+        "scores": {k: {"value": v["f1"]} | v for k, v in groups.items()},
+        "search": {"beam_size": given.beam, **SEARCH, "seconds": seconds},
+        "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every,
+                 "longest_within": limit},
+        "development": {"trees": len(few), "every": given.some},
+        "beams": beams, "curve": curve, "history": run.progress.history,
+        "counts": [[s.matched, s.gold, s.parsed] for s in each],
     }  # fmt: skip
-    write_json(path, record)
-    folder = ROOT / "transformer_lib" / "pretrained" / recipe.name
-    short = {"updates": run.progress.step, "test_f1": scores["all"]["f1"]}
+    evidence = ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
+    write_json(given.out or evidence, record)
+    models = ROOT / "transformer_lib" / "pretrained"
+    folder = given.out.parent / "averaged" if given.out else models / recipe.name
+    short = {"updates": run.progress.step, "test_f1": record["f1"]}
+    run = replace(run, data=record["data"])
     save_pretrained(run, folder, record=run.record | short)
 
 
