@@ -7,13 +7,16 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/17_p
 # %% auto #0
 __all__ = ['OUTERMOST', 'DEEPEST', 'COMMENT', 'BRACKETS', 'WORD', 'WRITTEN', 'PUNCTUATION', 'SAME_LABEL', 'CRAFT_LICENCE',
            'CRAFT', 'CRAFT_KNOWN', 'CRAFT_IDS', 'CRAFT_TREES', 'CRAFT_SPLITS', 'WSJ_SPLITS', 'WSJ_LICENCE', 'TOY_WORDS',
-           'TOY_RULES', 'TOY_FIXED', 'TREEBANKS', 'SHAPE', 'ENDINGS', 'TREES_FOR_VOCABULARY', 'PAPER_SEARCH', 'TABLE_4',
-           'Tree', 'TreeError', 'read_trees', 'close_bracket', 'draw_tree', 'plain_label', 'clean_tree', 'clean_part',
+           'TOY_RULES', 'TOY_FIXED', 'TREEBANKS', 'SHAPE', 'ENDINGS', 'PART', 'ANY_WORD', 'ANY_END', 'LONGEST_PART',
+           'OPENING', 'CLOSING', 'FORMS', 'TREES_FOR_VOCABULARY', 'CUT', 'FAR', 'PAPER_SEARCH', 'TABLE_4', 'Tree',
+           'TreeError', 'read_trees', 'close_bracket', 'draw_tree', 'plain_label', 'clean_tree', 'clean_part',
            'source_word', 'is_bracket', 'linearize', 'fault', 'repair', 'close_top', 'brackets', 'BracketScore',
            'bracket_score', 'Treebank', 'load_craft', 'craft_archive', 'load_wsj', 'toy_brackets', 'load_toy',
-           'load_trees', 'word_shape', 'source_text', 'split_words', 'chunks', 'tree_pair', 'reads_words',
-           'train_tree_tokenizer', 'prepare_trees', 'further_trees', 'train_parser', 'Parse', 'parse',
-           'sentence_leaves', 'evaluate_parser', 'chunk_accuracy']
+           'load_trees', 'word_shape', 'source_text', 'split_words', 'chunks', 'plain_word', 'word_parts', 'word_slots',
+           'tree_slots', 'tree_depth', 'brackets_of_slots', 'slot_symbols', 'tree_pair', 'form_of', 'pieces_known',
+           'train_tree_tokenizer', 'chunk_symbols', 'prepare_trees', 'redrawn_slots', 'further_trees', 'train_parser',
+           'ValidSlots', 'slot_search', 'Parse', 'parse', 'sentence_leaves', 'evaluate_parser', 'score_parses',
+           'chunk_accuracy']
 
 # %% ../notebooks/17_parsing.ipynb #ec6da133
 import hashlib
@@ -26,15 +29,24 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, chain, islice
 from pathlib import Path
 
 import sentencepiece as spm
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from .batches import Prepared, pad, prepare
-from .decoding import beam_search, check_search, evaluating
+from transformer_lib.decoding import (
+    CachedSteps,
+    Hypothesis,
+    beam_search,
+    check_search,
+    evaluating,
+    search,
+)
 from transformer_lib.text import (
     BOS,
     DAMAGE,
@@ -675,12 +687,17 @@ def source_text(words: Iterable[str], tokenizer: Tokenizer | None = None) -> str
 
     Args:
         words: The words.
-        tokenizer: One that reads_words, whose unknown words become shapes.
+        tokenizer: The parser's, whose form says what becomes of rare words; None for
+            the words as they are.
     """
+    form = form_of(tokenizer) if tokenizer else ""
+    if form == "slots":
+        known = pieces_known(tokenizer)
+        return " ".join(chain.from_iterable(word_slots(w, known) for w in words))
     plain = list(map(source_word, words))
-    if tokenizer and reads_words(tokenizer):
-        known = tokenizer.processor.piece_to_id
-        plain = [w if known(MARK + w) != UNK else word_shape(w) for w in plain]
+    if form == "chunks":
+        known = pieces_known(tokenizer)
+        plain = [w if w in known else word_shape(w) for w in plain]
     return " ".join(plain)
 
 
@@ -703,55 +720,187 @@ def chunks(tokens: Iterable[str]) -> list[str]:
         done = done or token == WORD
     return ["_".join(chunk) for chunk in found]
 
+# %% ../notebooks/17_parsing.ipynb #84cb6ea4
+PART = "~"  # stands where the rest of a word is cut off
+ANY_WORD, ANY_END = "~~", "~"  # the slots of a word of which nothing is known
+LONGEST_PART = 5  # letters
+
+
+def plain_word(word: str) -> str:
+    """A word as its slots are made of it: in lower case, and each digit a 0."""
+    return re.sub(r"\d", "0", source_word(word).lower())
+
+
+def word_parts(word: str) -> tuple[list[str], list[str]]:
+    """How a word begins and how it ends, longest first.
+
+    Endings begin with A for a capital, AA for capitals only, 9 for a digit.
+    """
+    written, plain = source_word(word), plain_word(word)
+    capitals = "AA" if written.isupper() and len(written) > 1 else "A"
+    signs = capitals * written[:1].isupper() + "9" * any(map(str.isdigit, written))
+    sizes = range(min(LONGEST_PART, len(plain)), -1, -1)
+    starts = [plain[:size] + PART for size in sizes if size]
+    return starts, [f"{signs}{PART}{plain[len(plain) - size :]}" for size in sizes]
+
+
+def word_slots(
+    word: str, known: Iterable[str], whole: bool = True
+) -> tuple[str, str]:
+    """The two tokens of a word: the word or how it begins, and how it ends.
+
+    Such as ("the", "A~he") for The, and ("immun~", "~ized") for a rare word.
+
+    Args:
+        word: A word of a treebank.
+        known: The tokens that there are.
+        whole: Whether the first may be the word itself.
+    """
+    starts, ends = word_parts(word)
+    starts = [plain_word(word), *starts] if whole else starts
+    first = next((start for start in starts if start in known), ANY_WORD)
+    return first, next((end for end in ends if end in known), ANY_END)
+
+
+def tree_slots(tree: Tree, known: Iterable[str] = ()) -> list[str]:
+    """Two tokens for each word: what opens before it, and what closes after it.
+
+    The first is such as ``(S(NP/DT``, with the word's tag, which is not scored; where
+    the tag is not known with these brackets, with another. The second is such as
+    ``2)VP``: two close, and what goes on is the VP.
+
+    Args:
+        tree: What clean_tree gave.
+        known: The tokens that there are; all, if empty.
+    """
+    found, stack = [], []
+    for chunk, leaf in zip(chunks(linearize(tree)), tree.leaves(), strict=True):
+        opened, _, closed = f"_{chunk}_".partition(f"_{WORD}_")
+        stack += opened.replace("_", " ").replace("(", " ").split()
+        opened, count = opened.replace("_", ""), closed.count(")")
+        first = f"{opened}/{leaf.label}"
+        if known and first not in known:
+            first = f"{opened}/"
+        stack = stack[: len(stack) - count]
+        found += [first, f"{count}){stack[-1] if stack else 'TOP'}"]
+    return found
+
+
+def tree_depth(tree: Tree) -> int:
+    """How many brackets are open at most, "TOP" not counted."""
+    below = max(map(tree_depth, tree.children), default=-1)
+    return below + (tree.label != "TOP")
+
+
+def brackets_of_slots(slots: Iterable[str]) -> list[str]:
+    """The sequence of brackets that slots say; what cannot be closed is not."""
+    tokens, stack = [], []
+    for slot in slots:
+        if opened := OPENING.fullmatch(slot):
+            labels = opened[1].split("(")[1:]
+            stack += labels
+            tokens += [*(f"({label}" for label in labels), WORD]
+        elif closing := CLOSING.fullmatch(slot):
+            for _ in range(min(int(closing[1]), len(stack))):
+                tokens.append(f"){stack.pop()}")
+    return tokens
+
+
+OPENING = re.compile(r"((?:\([^()/]+)*)/(.*)")
+CLOSING = re.compile(r"(\d+)\)(.+)")
+
+
+def slot_symbols(trees: Sequence[Tree], room: int) -> list[str]:
+    """The tokens of the form of slots, at most so many.
+
+    All targets, but rare openings without their tag, and what it takes to go on with
+    any label or to close everything; then beginnings and endings that are common; then
+    words, the most common first.
+    """
+    targets = Counter(chain.from_iterable(map(tree_slots, trees)))
+    rare = [t for t, n in targets.items() if n < 3 and OPENING.fullmatch(t)]
+    kept = targets.keys() - set(rare) | {t[: t.index("/") + 1] for t in rare}
+    labels = {label for t in targets for label in t.partition("/")[0].split("(")[1:]}
+    kept |= {f"0){label}" for label in labels}
+    kept |= {f"{depth})TOP" for depth in range(1 + max(map(tree_depth, trees)))}
+    written = Counter(word for tree in trees for word in tree.words)
+    words, starts, ends = Counter(), Counter(), Counter()
+    for word, n in written.items():
+        words[plain_word(word)] += n
+        begin, end = word_parts(word)
+        starts.update(begin)  # counted once for each word
+        ends.update(dict.fromkeys(end, n))
+    kept |= {start for start, n in starts.items() if n >= 15}
+    kept |= {end for end, n in ends.items() if n >= max(2, written.total() // 2500)}
+    kept |= {ANY_WORD, ANY_END}
+    common = [w for w, n in words.most_common() if n > 2 and w not in kept]
+    if room <= len(kept):
+        raise ValueError(
+            f"vocab_size={room + 262}: {len(kept) + 262} are needed before the first "
+            "word has a place."
+        )
+    return sorted(kept | set(common[: room - len(kept)]))
+
 # %% ../notebooks/17_parsing.ipynb #1fb472c0
 def tree_pair(tree: Tree, tokenizer: Tokenizer | None = None) -> tuple[str, str]:
     """Source and target of a clean tree, as text.
 
     Args:
         tree: What clean_tree gave.
-        tokenizer: One that reads_words: shapes for rare words, chunks as targets.
+        tokenizer: The parser's: its form is the pair's; None for single brackets.
     """
-    tokens = linearize(tree)
-    if tokenizer and reads_words(tokenizer):
-        tokens = chunks(tokens)
+    form = form_of(tokenizer) if tokenizer else ""
+    if form == "slots":
+        tokens = tree_slots(tree, pieces_known(tokenizer))
+    else:
+        tokens = chunks(linearize(tree)) if form == "chunks" else linearize(tree)
     return source_text(tree.words, tokenizer), " ".join(tokens)
 
 
-def reads_words(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer has one token for each word and each chunk."""
-    return tokenizer.processor.piece_to_id(MARK + SHAPE) != UNK
+FORMS = ("", "chunks", "slots")
+
+
+def form_of(tokenizer: Tokenizer) -> str:
+    """What the tokens of a parser are: "" for single brackets, "chunks", or "slots"."""
+    known = tokenizer.processor.piece_to_id
+    if known(MARK + ANY_WORD) != UNK:
+        return "slots"
+    return "chunks" if known(MARK + SHAPE) != UNK else ""
+
+
+@lru_cache(maxsize=4)
+def pieces_known(tokenizer: Tokenizer) -> frozenset[str]:
+    """All pieces that begin a word, without the mark that says so."""
+    piece = tokenizer.processor.id_to_piece
+    every = map(piece, range(tokenizer.vocab_size))
+    return frozenset(one[1:] for one in every if one[0] == MARK)
 
 
 def train_tree_tokenizer(
-    trees: Sequence[Tree], vocab_size: int, one_each: bool = False
+    trees: Sequence[Tree], vocab_size: int, form: str = ""
 ) -> Tokenizer:
-    """Learn a vocabulary in which each bracket, or each chunk, is one token.
+    """Learn a vocabulary in which each bracket, chunk or slot is one token.
 
     Args:
         trees: Clean trees.
-        vocab_size: Entries, the special ones and the bytes included; with one_each at
-            most so many.
-        one_each: Whether each word is one token, rare ones by their shape, and each
-            chunk; else subwords for the sentences, and a token for each bracket.
+        vocab_size: Entries, the special ones and the bytes included; with chunks and
+            slots at most so many.
+        form: "" for a token for each bracket, and subwords for the sentences; "chunks"
+            for one token for each word, rare ones by their shape, and for each chunk;
+            "slots" for two tokens for each word on either side.
 
     Raises:
         ValueError: If the text is too small or too varied for vocab_size.
     """
     texts = [source_text(tree.words) for tree in trees]
-    sequences = [linearize(tree) for tree in trees]
-    if one_each:
-        words = Counter(chain.from_iterable(text.split(" ") for text in texts))
-        pieces = Counter(chain.from_iterable(map(chunks, sequences)))
-        shapes = {word_shape(word) for word, n in words.items() if n < 3} | {SHAPE}
-        letters = len(set("".join(texts)))
-        room = max(0, vocab_size - 300 - letters - len(shapes))  # 300: bytes and more
-        kept = [piece for piece, n in pieces.most_common(room // 3) if n > 2]
-        kept += [w for w, n in words.most_common(room - len(kept)) if n > 2]
-        symbols = [MARK + symbol for symbol in sorted(shapes | set(kept))]
-        singles = sorted(set(chain.from_iterable(sequences)))
-        symbols += [f"_{token}" for token in singles]  # of which rare chunks are made
+    letters = len(set("".join(texts)))
+    if form == "slots":
+        symbols = [MARK + symbol for symbol in slot_symbols(trees, vocab_size - 262)]
+        texts, vocab_size = ["a"], len(symbols) + 262  # 262: bytes and the like
+    elif form == "chunks":
+        symbols = chunk_symbols(trees, max(0, vocab_size - 300 - letters))
     else:
-        symbols = [MARK + token for token in sorted(set(chain(*sequences)))]
+        symbols = [MARK + t for t in sorted(set(chain(*map(linearize, trees))))]
     out = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
@@ -759,7 +908,7 @@ def train_tree_tokenizer(
             vocab_size=vocab_size, model_type="bpe", character_coverage=1.0,
             byte_fallback=True, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
             num_threads=1, minloglevel=2, user_defined_symbols=symbols,
-            hard_vocab_limit=not one_each,  # where all is known, fewer are enough
+            hard_vocab_limit=not form,  # where all is known, fewer are enough
         )  # fmt: skip
     except RuntimeError as error:
         raise ValueError(
@@ -767,6 +916,19 @@ def train_tree_tokenizer(
             f"{len(trees):,} trees: {error}"
         ) from error
     return Tokenizer(out.getvalue())
+
+
+def chunk_symbols(trees: Sequence[Tree], room: int) -> list[str]:
+    """The tokens of the form of chunks: words, shapes, chunks, single brackets."""
+    words = Counter(source_word(word) for tree in trees for word in tree.words)
+    sequences = [linearize(tree) for tree in trees]
+    pieces = Counter(chain.from_iterable(map(chunks, sequences)))
+    shapes = {word_shape(word) for word, n in words.items() if n < 3} | {SHAPE}
+    room = max(0, room - len(shapes))
+    kept = [piece for piece, n in pieces.most_common(room // 3) if n > 2]
+    kept += [w for w, n in words.most_common(room - len(kept)) if n > 2]
+    singles = sorted(set(chain.from_iterable(sequences)))  # of which chunks are made
+    return [MARK + s for s in sorted(shapes | set(kept))] + [f"_{t}" for t in singles]
 
 # %% ../notebooks/17_parsing.ipynb #b6e6d916
 TREES_FOR_VOCABULARY = 100_000  # of further trees, the first so many
@@ -777,9 +939,10 @@ def prepare_trees(
     folder: str | Path,
     vocab_size: int = 4000,
     max_length: int = 100,
-    one_each: bool = False,
+    form: str = "",
     treebank: str | Path | None = None,
     more: Sequence[str | Path] = (),
+    copies: int = 1,
     threads: int | None = None,
 ) -> Prepared:
     """Turn a treebank into a folder of token pairs that train can read.
@@ -790,10 +953,12 @@ def prepare_trees(
             the folder prepared, which is what train takes as data_dir.
         vocab_size: Entries of the vocabulary.
         max_length: Longest side that is trained on, in tokens.
-        one_each: Whether each word and each chunk is one token.
+        form: Of the tokens, as of train_tree_tokenizer.
         treebank: Where wsj lies, if not in the cache or the mirror.
         more: Files of further trees to train on in Penn brackets, such as sentences
             that other parsers agree on: the paper's semi-supervised setting.
+        copies: Of slots alone: how often each tree is written; in all copies but the
+            first, words are cut at random, the rare ones more often.
         threads: Threads that tokenize.
 
     Raises:
@@ -805,7 +970,7 @@ def prepare_trees(
     folder.mkdir(parents=True, exist_ok=True)
     banks = {split: load_trees(name, split, treebank) for split in ("train", "valid")}
     some = [*banks["train"].trees, *islice(further_trees(more), TREES_FOR_VOCABULARY)]
-    tokenizer = train_tree_tokenizer(some, vocab_size, one_each)
+    tokenizer = train_tree_tokenizer(some, vocab_size, form)
     del some
     corpus = {split: str(folder / f"{split}.tsv") for split in banks}
     for split, path in corpus.items():
@@ -813,10 +978,43 @@ def prepare_trees(
         with whole_file(path, "w") as file:
             for tree in chain(banks[split].trees, further):
                 file.write("\t".join(tree_pair(tree, tokenizer)) + "\n")
+            if split == "train" and copies > 1:
+                lines = redrawn_slots(banks[split].trees, tokenizer, copies - 1)
+                file.writelines(lines)
     corpus |= {"name": name, "licence": banks["train"].licence}
     corpus |= {"max_ratio": 1000, "max_words": 10_000}  # sequences are long: drop none
     ready = folder / "prepared"
     return prepare(corpus, ready, vocab_size, "bpe", max_length, tokenizer, threads)
+
+
+CUT = 3  # a word that was seen so often is cut in every second copy
+
+
+def redrawn_slots(
+    trees: Sequence[Tree], tokenizer: Tokenizer, copies: int
+) -> Iterator[str]:
+    """Lines of train.tsv in which some words are cut, so that their parts are learned.
+
+    A word that occurs n times is cut with probability CUT / (CUT + n).
+
+    Raises:
+        ValueError: If the tokenizer has another form than slots.
+
+    Source: Kiperwasser and Goldberg 2016, section 4, who leave such words out.
+    """
+    if form_of(tokenizer) != "slots":
+        raise ValueError("copies: only slots can be cut in several ways.")
+    known, rng = pieces_known(tokenizer), random.Random(0)
+    count = Counter(plain_word(word) for tree in trees for word in tree.words)
+    chance = {word: CUT / (CUT + n) for word, n in count.items()}
+    for _ in range(copies):
+        for tree in trees:
+            slots = (
+                word_slots(word, known, rng.random() >= chance[plain_word(word)])
+                for word in tree.words
+            )
+            target = " ".join(tree_slots(tree, known))
+            yield f"{' '.join(chain.from_iterable(slots))}\t{target}\n"
 
 
 def further_trees(files: Iterable[str | Path]) -> Iterator[Tree]:
@@ -836,7 +1034,8 @@ def train_parser(
     """Train a parser; the recipe's corpus names the treebank.
 
     With "+chunks" behind the name, as in corpus = "craft+chunks", each word is one
-    token, and the brackets around a word are one token, too.
+    token, and the brackets around a word are one token, too; with "+slots", a word is
+    two tokens, and the brackets before it and behind it are one token each.
 
     Args:
         recipe: Such as Recipe.load("craft-parsing").
@@ -850,18 +1049,114 @@ def train_parser(
         CorpusUnavailable: If the treebank cannot be had.
     """
     name, _, form = str(recipe.corpus).partition("+")
-    if name not in TREEBANKS or form not in ("", "chunks"):
+    if name not in TREEBANKS or form not in FORMS:
         raise ValueError(
             f"recipe {recipe.name}: corpus={recipe.corpus!r} is no treebank; it must "
-            f"be one of {', '.join(TREEBANKS)}, and may end in +chunks."
+            f"be one of {', '.join(TREEBANKS)}, and may end in +chunks or +slots."
         )
     trees = Path(run_dir) / "trees"
-    ready = prepare_trees(name, trees, recipe.vocab_size, recipe.max_length, bool(form),
-                          treebank, more)  # fmt: skip
-    recipe = replace(recipe, vocab_size=ready.tokenizer.vocab_size)  # may be smaller
+    ready = prepare_trees(name, trees, recipe.vocab_size, recipe.max_length, form,
+                          treebank, more, recipe.copies)  # fmt: skip
+    size = ready.tokenizer.vocab_size  # may be smaller
+    recipe = replace(recipe, vocab_size=size, copies=1)  # the text holds the copies
     return train(recipe, run_dir, trees / "prepared", **options)
 
 # %% ../notebooks/17_parsing.ipynb #f43732e7
+class ValidSlots:
+    """What comes next, where only slots that belong to a tree may come.
+
+    Args:
+        steps: What says which token comes next, such as CachedSteps.
+        tokenizer: The parser's, of the form of slots.
+        num_words: How many words each sentence has.
+    """
+
+    def __init__(self, steps, tokenizer: Tokenizer, num_words: Sequence[int]):
+        self.steps, self.num_words, self.length = steps, list(num_words), 0
+        self.stacks = [[()] for _ in num_words]  # labels that are open, for each beam
+        self.opens, self.closes = {}, {}
+        for i in range(tokenizer.vocab_size):
+            slot = tokenizer.processor.id_to_piece(i).removeprefix(MARK)
+            if opened := OPENING.fullmatch(slot):
+                self.opens[i] = tuple(opened[1].split("(")[1:])
+            elif closing := CLOSING.fullmatch(slot):
+                self.closes[int(closing[1]), closing[2]] = i
+        self.count = {i: n for (n, _), i in self.closes.items()}
+        self.deepest = max(n for n, label in self.closes if label == "TOP")
+        self.fitting = [  # openings of at most so many brackets
+            [i for i, labels in self.opens.items() if len(labels) <= room]
+            for room in range(self.deepest + 1)
+        ]
+
+    def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """As CachedSteps.step; what cannot come next is far below what can."""
+        logits = self.steps.step(tokens, parents)  # (B, k, V)
+        if self.length:
+            self.stacks = [
+                [self._after(stacks[p], t) for p, t in zip(*row, strict=True)]
+                for stacks, *row in zip(
+                    self.stacks, parents.tolist(), tokens.tolist(), strict=True
+                )
+            ]
+        barred = torch.ones(logits.shape, dtype=torch.bool)
+        for i, size in enumerate(self.num_words):
+            for j, stack in enumerate(self.stacks[i]):
+                barred[i, j, self._allowed(stack, size)] = False
+        self.length += 1
+        return logits - FAR * barred.to(logits.device)
+
+    def _after(self, stack: tuple, token: int) -> tuple:
+        """What is open after one more token."""
+        if token in self.opens:
+            return stack + self.opens[token]
+        return stack[: max(0, len(stack) - self.count.get(token, 0))]
+
+    def _allowed(self, stack: tuple, size: int) -> list[int]:
+        """The tokens that may come next in a sentence of so many words."""
+        if self.length == 2 * size:
+            return [EOS]
+        if self.length % 2 == 0:
+            return self.fitting[max(0, self.deepest - len(stack))]
+        last = self.length == 2 * size - 1
+        counts = [len(stack)] if last else range(len(stack) + 1)
+        places = ((n, ("TOP", *stack)[len(stack) - n]) for n in counts)
+        return [self.closes[p] for p in places if p in self.closes]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences only."""
+        self.steps.keep(rows)
+        self.stacks = [self.stacks[i] for i in rows.tolist()]
+        self.num_words = [self.num_words[i] for i in rows.tolist()]
+
+
+FAR = 10_000.0  # nats
+
+
+def slot_search(
+    model: Transformer,
+    src_ids: Tensor,
+    tokenizer: Tokenizer,
+    num_words: Sequence[int],
+    beam_size: int = 4,
+) -> list[list[Hypothesis]]:
+    """Beam search among the sequences of slots that are trees.
+
+    Args:
+        model: A parser of the form of slots.
+        src_ids: int64, shape (B, S), each row ended by the end symbol and padded.
+        tokenizer: Its tokenizer.
+        num_words: How many words each sentence has.
+        beam_size: Beginnings kept alive for each sentence.
+
+    Returns:
+        For each sentence the best that was found; all have two tokens for each word.
+    """
+    limits = 2 * torch.tensor(num_words, device=src_ids.device)
+    with evaluating(model), torch.inference_mode():
+        steps = ValidSlots(CachedSteps(model, src_ids), tokenizer, num_words)
+        return search(steps, limits, beam_size, alpha=0.0)
+
+# %% ../notebooks/17_parsing.ipynb #74a28070
 @dataclass(frozen=True)
 class Parse:
     """What a parser made of a sentence.
@@ -899,7 +1194,8 @@ def parse(
         tokenizer: Its tokenizer.
         beam_size: Beginnings kept alive; the paper has 21.
         alpha: Of the length penalty.
-        max_extra: Tokens that an output may have beyond those of its source.
+        max_extra: Tokens that an output may have beyond those of its source; without
+            meaning for slots, of which each sentence has a fixed number.
         max_tokens: Source tokens that are parsed at a time, times the beam.
         show: Whether to show a progress bar.
 
@@ -918,7 +1214,7 @@ def parse(
             raise ValueError(f"sentence {i} has no words.")
     texts = [source_text((leaf.word for leaf in row), tokenizer) for row in leaves]
     ids = tokenizer.encode_all(texts)
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    order, form = sorted(range(len(ids)), key=lambda i: len(ids[i])), form_of(tokenizer)
     device = next(model.parameters()).device
     parses: dict[int, Parse] = {}
     with tqdm(total=len(ids), unit=" sentences", disable=not show) as bar:
@@ -926,9 +1222,15 @@ def parse(
             rows = max(1, max_tokens // (beam_size * (len(ids[order[0]]) + 1)))
             now, order = order[:rows], order[rows:]
             src_ids = pad([ids[i] + [EOS] for i in now]).to(device)  # (B, S)
-            found = beam_search(model, src_ids, beam_size, alpha, max_extra)
+            if form == "slots":
+                sizes = [len(leaves[i]) for i in now]
+                found = slot_search(model, src_ids, tokenizer, sizes, beam_size)
+            else:
+                found = beam_search(model, src_ids, beam_size, alpha, max_extra)
             for i, hypotheses in zip(now, found, strict=True):
                 tokens = tokenizer.decode(hypotheses[0].ids).replace("_", " ").split()
+                if form == "slots":
+                    tokens = brackets_of_slots(tokens)
                 problem = fault(tokens, len(leaves[i]))
                 parses[i] = Parse(repair(tokens, leaves[i]), tokens, problem)
             bar.update(len(now))
@@ -976,17 +1278,31 @@ def evaluate_parser(
         long = [max(map(len, pair)) > max_length for pair in sizes]
         groups["within"] = [i for i, beyond in enumerate(long) if not beyond]
         groups["beyond"] = [i for i, beyond in enumerate(long) if beyond]
-    scores = [bracket_score(t, p.tree) for t, p in zip(trees, parses, strict=True)]
-    record = {}
-    for name, members in groups.items():
-        total = sum((scores[i] for i in members), BracketScore())
-        faults = Counter(parses[i].fault for i in members if parses[i].fault)
-        share = 100 * total.exact / total.sentences if total.sentences else 0.0
-        record[name] = {
-            "f1": total.f1, "precision": total.precision, "recall": total.recall,
-            "exact": share, "sentences": total.sentences, "faults": dict(faults),
-        }  # fmt: skip
-    return record
+    return {
+        name: score_parses([trees[i] for i in members], [parses[i] for i in members])
+        for name, members in groups.items()
+    }
+
+
+def score_parses(trees: Sequence[Tree], parses: Sequence[Parse]) -> dict:
+    """The score of the parses of some trees, added up as EVALB does.
+
+    Args:
+        trees: The treebank's.
+        parses: What parse made of each.
+
+    Returns:
+        f1, precision, recall and exact match in percent, sentences, and how many
+        outputs had which fault.
+    """
+    pairs = zip(trees, parses, strict=True)
+    total = sum((bracket_score(t, p.tree) for t, p in pairs), BracketScore())
+    share = 100 * total.exact / total.sentences if total.sentences else 0.0
+    faults = Counter(one.fault for one in parses if one.fault)
+    return {
+        "f1": total.f1, "precision": total.precision, "recall": total.recall,
+        "exact": share, "sentences": total.sentences, "faults": dict(faults),
+    }  # fmt: skip
 
 # %% ../notebooks/17_parsing.ipynb #ae86a3b8
 @torch.no_grad()
@@ -997,7 +1313,7 @@ def chunk_accuracy(
 
     Args:
         model: A parser of one chunk for each word.
-        tokenizer: Its tokenizer, one that reads_words.
+        tokenizer: Its tokenizer.
         trees: Clean trees.
 
     Returns:
@@ -1007,8 +1323,8 @@ def chunk_accuracy(
     Raises:
         ValueError: If the tokenizer is of another form.
     """
-    if not reads_words(tokenizer):
-        raise ValueError("this parser writes single brackets, not a chunk a word.")
+    if form_of(tokenizer) != "chunks":
+        raise ValueError("this parser does not write one chunk for each word.")
     known, right, seen = tokenizer.processor.piece_to_id, Counter(), Counter()
     device = next(model.parameters()).device
     with evaluating(model):
