@@ -778,25 +778,27 @@ def test_two_at_once_fetch_once(server, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_one_at_a_time_holds_a_claim(what, tmp_path):
+@pytest.mark.parametrize("removed", [False, True])
+def test_one_at_a_time_holds_a_claim(removed, tmp_path):
+    """Also where its holder removes the file while another waits for it."""
     path = tmp_path / "a"
-    path.mkdir() if what == "folder" else path.write_text("kept")
+    path.write_text("kept")
     with text.claimed(path) as first, text.claimed(path) as second:
         assert first and not second
 
     def claim():
         with text.claimed(path, wait=True) as mine:
-            got.append(mine)
+            got.append(mine and path.exists())
 
     got, other = [], threading.Thread(target=claim)
     with text.claimed(path) as again:
         other.start()
         other.join(0.2)
-        assert again and not got
+        assert again and not got and path.read_text() == "kept"
+        if removed:
+            path.unlink()
     other.join(10)
     assert got == [True]
-    assert what == "folder" or path.read_text() == "kept"
 
 
 # --- newstest ------------------------------------------------------------------------

@@ -14,13 +14,13 @@ __all__ = ['NOUNS', 'ANY', 'ALIVE', 'NOT_PEOPLE', 'ADJECTIVES', 'PRONOUNS', 'VER
            'statement', 'question', 'report', 'grammar_split', 'Corpus', 'hash_pairs', 'CorpusUnavailable',
            'cache_folder', 'Source', 'newstest', 'unpack', 'whole_file', 'direct_target', 'finish_file', 'NotWritten',
            'check_place', 'Part', 'SafeRedirects', 'open_url', 'receive', 'is_rest', 'download', 'claimed',
-           'fetch_file', 'fetch_to_cache', 'fetch', 'local_copies', 'describe_copy', 'version_of', 'warn_of_version',
-           'where_to_put', 'read_pairs', 'read_segments', 'attribute', 'source_pairs', 'held_out', 'part_of',
-           'load_tatoeba', 'load_newstest', 'CleaningReport', 'open_text', 'check_start', 'split_member', 'open_member',
-           'read_lines', 'two_files', 'uneven_files', 'one_file', 'judge', 'stream_pairs', 'clean', 'decode_side',
-           'load_corpus', 'stream_corpus', 'user_files', 'stream_files', 'origin_of', 'count_words', 'pairs_in',
-           'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs', 'merge_everywhere', 'why_no_vocabulary',
-           'Tokenizer']
+           'fetch_file', 'fetch_checked', 'fetch_to_cache', 'fetch', 'local_copies', 'describe_copy', 'version_of',
+           'warn_of_version', 'where_to_put', 'read_pairs', 'read_segments', 'attribute', 'source_pairs', 'held_out',
+           'part_of', 'load_tatoeba', 'load_newstest', 'CleaningReport', 'open_text', 'check_start', 'split_member',
+           'open_member', 'read_lines', 'two_files', 'uneven_files', 'one_file', 'judge', 'stream_pairs', 'clean',
+           'decode_side', 'load_corpus', 'stream_corpus', 'user_files', 'stream_files', 'origin_of', 'count_words',
+           'pairs_in', 'merge_pair', 'apply_bpe', 'train_bpe', 'heap_entry', 'add_pairs', 'merge_everywhere',
+           'why_no_vocabulary', 'Tokenizer']
 
 # %% ../notebooks/08_text.ipynb #4bcfe230
 import codecs
@@ -933,20 +933,25 @@ def claimed(path: str | Path, wait: bool = False) -> Iterator[bool]:
     or a network disk has no locks, everybody is the one.
 
     Args:
-        path: A folder that is there, or a file that is made for this.
+        path: A file that is made for this; who holds it may remove it.
         wait: Whether to wait until it is this process's turn.
     """
     if fcntl is None:
         yield True
         return
-    how = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT
-    handle, mine = os.open(path, how, 0o666), True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        mine = False
-    except OSError:
-        pass
+    how, there = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), False
+    while not there:
+        handle, mine = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), True
+        try:
+            fcntl.flock(handle, how)
+        except BlockingIOError:
+            mine = False
+        except OSError:
+            pass
+        with contextlib.suppress(FileNotFoundError):  # removed while we waited
+            there = os.path.samestat(os.fstat(handle), os.stat(path))
+        if not there:
+            os.close(handle)
     try:
         yield mine
     finally:
@@ -971,28 +976,36 @@ def fetch_file(
         CorpusUnavailable: If it does not come whole, or the check raised it.
         NotWritten: If the folder cannot be written to.
     """
-    path = folder / source.filename
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NotWritten(path, error) from error
-    with claimed(folder, wait=True):
-        if path.is_file():  # another process has fetched it meanwhile
-            return check(path)
-        while True:
-            part = download(source, folder, timeout)
-            try:
-                found = check(part.path)
-            except CorpusUnavailable:
-                part.remove()
-                if not part.resumed:
-                    raise
-            else:
-                with open(part.path, "ab") as file:
-                    finish_file(file)
-                os.replace(part.path, path)
-                part.remove()
-                return found
+    check_place(folder, folder=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    path, turn = folder / source.filename, folder / f"{source.filename}.lock"
+    with claimed(turn, wait=True):
+        try:
+            if path.is_file():  # another process has fetched it meanwhile
+                return check(path)
+            return fetch_checked(source, path, check, timeout)
+        finally:
+            turn.unlink(missing_ok=True)
+
+
+def fetch_checked(
+    source: Source, path: Path, check: Callable[[Path], Any], timeout: float
+) -> Any:
+    """Download a file and check it; what two calls put together is asked for anew."""
+    while True:
+        part = download(source, path.parent, timeout)
+        try:
+            found = check(part.path)
+        except CorpusUnavailable:
+            part.remove()
+            if not part.resumed:
+                raise
+        else:
+            with open(part.path, "ab") as file:
+                finish_file(file)
+            os.replace(part.path, path)
+            part.remove()
+            return found
 
 
 def fetch_to_cache(
