@@ -16,11 +16,12 @@ __all__ = ['OUTERMOST', 'DEEPEST', 'COMMENT', 'BRACKETS', 'WORD', 'WRITTEN', 'PU
            'tree_slots', 'tree_depth', 'brackets_of_slots', 'slot_symbols', 'tree_pair', 'form_of', 'pieces_known',
            'train_tree_tokenizer', 'chunk_symbols', 'prepare_trees', 'redrawn_slots', 'further_trees', 'train_parser',
            'ValidSlots', 'slot_search', 'Parse', 'parse', 'sentence_leaves', 'evaluate_parser', 'score_parses',
-           'chunk_accuracy']
+           'chunk_accuracy', 'tree_labels', 'tree_of_labels', 'Labeller', 'LabelTask', 'label_loss', 'parse_by_labels']
 
 # %% ../notebooks/17_parsing.ipynb #ec6da133
 import hashlib
 import io
+import math
 import os
 import random
 import re
@@ -30,15 +31,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 
 import sentencepiece as spm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from .batches import Prepared, pad, prepare
+from transformer_lib.batches import (
+    Batch,
+    Prepared,
+    TokenPairs,
+    flatten,
+    pad,
+    prepare,
+)
+from .decoder import padding_mask
 from transformer_lib.decoding import (
     CachedSteps,
     Hypothesis,
@@ -47,6 +56,8 @@ from transformer_lib.decoding import (
     evaluating,
     search,
 )
+from .encoder import Encoder
+from .positions import SinusoidalPositions
 from transformer_lib.text import (
     BOS,
     DAMAGE,
@@ -1341,6 +1352,210 @@ def chunk_accuracy(
                 seen[kind] += 1
                 at += len(ids)
     return {kind: (right[kind] / seen[kind], seen[kind]) for kind in sorted(seen)}
+
+# %% ../notebooks/17_parsing.ipynb #36d1b6ab
+def tree_labels(tree: Tree) -> list[tuple[int, str, str]]:
+    """Three labels for each word of a tree.
+
+    Args:
+        tree: What clean_tree gave.
+
+    Returns:
+        For each word: by how much the number of constituents that hold it and the next
+        one exceeds that of the gap before; the lowest of them, "" where there is none;
+        and the constituents that hold this word alone. Names of a chain of constituents
+        with one child each stand with spaces between them. The last word has no gap: 0
+        and "".
+
+    Source: Gómez-Rodríguez and Vilares 2018, sections 3 and 4.
+    """
+    gaps, alone = [], []
+
+    def visit(node: Tree, depth: int) -> None:
+        chain = []
+        while len(node.children) == 1:
+            chain.append(node.label)
+            node = node.children[0]
+        if node.word is not None:
+            alone.append(" ".join(chain))
+            return
+        for number, child in enumerate(node.children):
+            if number:
+                gaps.append((depth, " ".join([*chain, node.label])))
+            visit(child, depth + 1)
+
+    for number, child in enumerate(tree.children):
+        if number:
+            gaps.append((0, ""))
+        visit(child, 1)
+    depths = [0, *(depth for depth, _ in gaps)]
+    steps = [after - before for before, after in pairwise(depths)]
+    names = [name for _, name in gaps]
+    return list(zip([*steps, 0], [*names, ""], alone, strict=True))
+
+# %% ../notebooks/17_parsing.ipynb #0df24c32
+def tree_of_labels(
+    labels: Sequence[tuple[int, str, str]], leaves: Sequence[Tree]
+) -> Tree:
+    """The tree that the labels of its words describe; of any labels, some tree.
+
+    Args:
+        labels: Of each word, as tree_labels gives them.
+        leaves: The words, with their tags.
+
+    Returns:
+        A clean tree, labelled "TOP".
+    """
+    steps, names, alone = zip(*labels, strict=True)
+    depths = [min(max(depth, 0), DEEPEST // 2) for depth in accumulate(steps)]
+
+    def build(first: int, end: int) -> list[Tree]:
+        if end - first == 1:
+            return wrap([leaves[first]], alone[first])
+        lowest = min(depths[first : end - 1])
+        cuts = [i for i in range(first, end - 1) if depths[i] == lowest]
+        edges = [first, *(i + 1 for i in cuts), end]
+        parts = []
+        for left, right in pairwise(edges):
+            parts += build(left, right)
+        return wrap(parts, next((names[i] for i in cuts if names[i]), ""))
+
+    def wrap(parts: list[Tree], name: str) -> list[Tree]:
+        for label in reversed(name.split()):
+            parts = [Tree(label, tuple(parts))]
+        return parts
+
+    return Tree("TOP", tuple(build(0, len(leaves))))
+
+# %% ../notebooks/17_parsing.ipynb #ac059772
+class Labeller(nn.Module):
+    """An encoder with three labels for each word.
+
+    Args:
+        vocab_size: Entries of the source vocabulary.
+        sizes: How many labels there are of each of the three kinds.
+        d_model: Width.
+        dropout: On sublayer outputs and on embedding plus position.
+        **layer: num_layers, num_heads, d_ff and the like, as of Encoder.
+
+    Source: Gómez-Rodríguez and Vilares 2018; the three kinds are separate outputs.
+    """
+
+    def __init__(
+        self, vocab_size: int, sizes: Sequence[int], d_model: int, dropout: float = 0.1,
+        **layer,
+    ):  # fmt: skip
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.positions = SinusoidalPositions(d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = Encoder(d_model=d_model, dropout=dropout, **layer)
+        self.outputs = nn.ModuleList(nn.Linear(d_model, size) for size in sizes)
+        for parameter in self.encoder.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
+
+    def forward(self, src_ids: Tensor) -> list[Tensor]:
+        """Slots (B, 2 W + 1), ended and padded, to logits of three kinds, (B, W, n)."""
+        x = self.embedding(src_ids) * math.sqrt(self.embedding.embedding_dim)
+        x = self.dropout(x + self.positions(src_ids.shape[1]))  # (B, S, D)
+        x = self.encoder(x, padding_mask(src_ids, PAD))
+        words = x[:, 1::2]  # (B, S, D) -> (B, W, D)
+        return [output(words) for output in self.outputs]
+
+# %% ../notebooks/17_parsing.ipynb #f7b73737
+class LabelTask:
+    """Trees as slots and numbered labels.
+
+    Args:
+        trees: The trees to train on.
+        tokenizer: Of the form of slots.
+    """
+
+    def __init__(self, trees: Sequence[Tree], tokenizer: Tokenizer):
+        rows = [tree_labels(tree) for tree in trees]
+        each = list(zip(*chain.from_iterable(rows), strict=True))
+        self.kinds = [sorted(set(kind)) for kind in each]
+        number = [{label: i for i, label in enumerate(kind)} for kind in self.kinds]
+        triples = {one: i for i, one in enumerate(sorted(set(zip(*each, strict=True))))}
+        self.table = torch.tensor(
+            [[n[x] for n, x in zip(number, one, strict=True)] for one in triples]
+        )  # (triples, 3)
+        self.trees, self.tokenizer = trees, tokenizer
+        self.targets = [[EOS + 1 + triples[one] for one in row] for row in rows]
+        words = Counter(plain_word(word) for tree in trees for word in tree.words)
+        self.chance = {word: CUT / (CUT + n) for word, n in words.items()}
+
+    def pairs(self, epoch: int, max_length: int) -> TokenPairs:
+        """All trees but the longest, slots and labels, with words cut at random."""
+        rng, known = random.Random(f"labels {epoch}"), pieces_known(self.tokenizer)
+        sources, targets = [], []
+        for tree, target in zip(self.trees, self.targets, strict=True):
+            if 2 * len(target) <= max_length:
+                slots = (
+                    word_slots(w, known, rng.random() >= self.chance[plain_word(w)])
+                    for w in tree.words
+                )
+                sources.append(" ".join(chain.from_iterable(slots)))
+                targets.append(target)
+        ids = flatten(self.tokenizer.encode_all(sources), self.tokenizer.vocab_size)
+        return TokenPairs(*ids, *flatten(targets, EOS + 1 + len(self.table)))
+
+
+def label_loss(model: Labeller, batch: Batch, table: Tensor, epsilon: float) -> Tensor:
+    """Mean over words of the three smoothed losses together, in nats.
+
+    Args:
+        model: The model.
+        batch: Slots, and numbers of label triples.
+        table: int64, (triples, 3): the labels of each triple.
+        epsilon: Label smoothing.
+    """
+    triples = batch.tgt_out[:, :-1]  # (B, W): the end is no word
+    real = triples > EOS
+    labels = table[triples[real] - EOS - 1]  # (N, 3)
+    loss = 0.0
+    for kind, logits in enumerate(model(batch.src_ids)):
+        loss = loss + nn.functional.cross_entropy(
+            logits[real].float(), labels[:, kind], label_smoothing=epsilon
+        )
+    return loss
+
+
+@torch.no_grad()
+def parse_by_labels(
+    sentences: Sequence[str | Sequence[str] | Tree],
+    model: Labeller,
+    task: LabelTask,
+    max_tokens: int = 8000,
+) -> list[Parse]:
+    """Parse sentences, each word by its most probable labels.
+
+    Args:
+        sentences: As of parse.
+        model: A trained Labeller.
+        task: What it was trained on.
+        max_tokens: Source tokens that are parsed at a time.
+    """
+    leaves = [sentence_leaves(sentence) for sentence in sentences]
+    texts = [source_text([leaf.word for leaf in row], task.tokenizer) for row in leaves]
+    ids = task.tokenizer.encode_all(texts)
+    order, parses = sorted(range(len(ids)), key=lambda i: -len(ids[i])), {}
+    device = model.embedding.weight.device
+    with evaluating(model):
+        while order:
+            rows = max(1, max_tokens // (len(ids[order[0]]) + 1))
+            now, order = order[:rows], order[rows:]
+            logits = model(pad([ids[i] + [EOS] for i in now]).to(device))
+            best = torch.stack([one.argmax(dim=-1) for one in logits], dim=-1).tolist()
+            for i, row in zip(now, best, strict=True):
+                row = row[: len(leaves[i])]
+                labels = [[k[x] for k, x in zip(task.kinds, one, strict=True)]
+                          for one in row]  # fmt: skip
+                tree = tree_of_labels(labels, leaves[i])
+                parses[i] = Parse(tree, linearize(tree), "")
+    return [parses[i] for i in range(len(ids))]
 
 # %% ../notebooks/17_parsing.ipynb #bb7d408f
 TABLE_4 = (  # parser, what it was trained on, F1 on section 23; Vaswani et al. 2017
