@@ -109,6 +109,10 @@ def test_benchmarks_lead_with_equal_batches():
     runs = {"ours": {"tokens_per_second": 110.0, "peak_mb": 50.0},
             "Hugging Face, by length": {"tokens_per_second": 100.0, "peak_mb": 100.0},
             "Hugging Face": {"tokens_per_second": 20.0, "peak_mb": 200.0}}  # fmt: skip
-    said = names["peers_of"]({"training": runs})
+    paces = {"ours": 30.0, "Hugging Face, by length": 20.0, "Hugging Face": 5.0}
+    engines = {name: {"tokens_per_second": pace} for name, pace in paces.items()}
+    said = names["peers_of"]({"training": runs, "decoding": {"engines": engines}})
     assert said.startswith("1.10 times Hugging Face's tokens/s, 0.50 of its memory, on")
-    assert said.endswith("5.5, 0.25")
+    training, decoding = said.split("decoding with the model that ships: ")
+    assert training.strip().endswith("5.5, 0.25")
+    assert decoding.startswith("1.50 times") and "sentences by length" in decoding
