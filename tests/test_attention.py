@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from figures import check_figure, contents, figure_in, said, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_lib import hello
 from transformer_lib.attention import (
-    InteractiveFigure,
+    _check_mask,
     attention_numpy,
-    check_mask,
     fused_attention,
-    plot_matrix,
     scaled_dot_product_attention,
-    softmax_figure,
     softmax_numpy,
 )
 from transformer_lib.exercises.attention import (
@@ -265,34 +261,7 @@ def test_errors_say_what_was_given(attend, change, said):
 def test_numpy_errors():
     with pytest.raises(ValueError, match="width 3 and key has width 4"):
         attention_numpy(np.zeros((2, 3)), np.zeros((2, 4)), np.zeros((2, 4)))
-    check_mask(None, (1, 2))  # nothing to refuse
-
-
-# --- the heat map ---------------------------------------------------------------------
-
-
-def test_plot_matrix(tmp_path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    weights = torch.rand(2, 3, requires_grad=True)
-    ax = plot_matrix(weights, ["a", "b"], ["c", "d", "e"], "Weights")
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["c", "d", "e"]
-    assert [t.get_text() for t in ax.texts] == [
-        f"{x:.2f}" for x in weights.detach().flatten().tolist()
-    ]
-    same = plot_matrix([[True, False]], ax=plt.subplots()[1])
-    assert [t.get_text() for t in same.texts] == ["✓", ""]
-    big = plot_matrix(np.full((30, 30), np.nan), colorbar_label="nothing")
-    assert not big.texts
-    big.figure.savefig(tmp_path / "big.png")
-    plt.close("all")
-    with pytest.raises(ValueError, match=r"shape \(2, 3, 4\)"):
-        plot_matrix(torch.zeros(2, 3, 4))
-    with pytest.raises(ValueError, match="1 row labels for 2 rows"):
-        plot_matrix(weights, ["a"])
+    _check_mask(None, (1, 2))  # nothing to refuse
 
 
 def test_import_leaves_matplotlib_alone():
@@ -300,149 +269,6 @@ def test_import_leaves_matplotlib_alone():
         "import sys, transformer_lib.attention; assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# --- figures that answer --------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def softmax_view():
-    return softmax_figure()
-
-
-def test_softmax_figure_holds_torch_s_numbers(softmax_view):
-    """Weights, entropy and gradient, by torch's distributions and by differences."""
-    generator = torch.Generator().manual_seed(0)
-    query, key = (torch.randn(n, 1024, generator=generator) for n in (5, 10))
-    value = torch.randn(10, 1, generator=generator).double()[:, 0]
-    data = contents(softmax_view)["data"]
-    assert data["widths"] == [2**i for i in range(11)]
-    for i, w, j in ((0, 0, 0), (1, 3, 1), (2, 6, 2), (3, 6, 0), (4, 10, 1), (4, 10, 0)):
-        d_k = data["widths"][w]
-        divisor = (1, math.sqrt(d_k), d_k)[j]
-        q, k = query[i, :d_k].double(), key[:, :d_k].double()
-
-        def output(q, k=k, divisor=divisor):
-            return F.softmax(k @ q / divisor, dim=0) @ value
-
-        row = data["rows"][i][w]
-        assert np.allclose(row["scores"], k @ q, atol=0.051)
-        shown_divisor, entropy, gradient, *weights = row["states"][j]
-        wanted = F.softmax(k @ q / divisor, dim=0)
-        assert np.allclose(weights, wanted, atol=5.1e-4)
-        assert shown_divisor == pytest.approx(divisor, rel=5e-3)
-        distribution = torch.distributions.Categorical(probs=wanted)
-        assert entropy == pytest.approx(float(distribution.entropy()), rel=6e-3)
-        steps = 1e-5 * torch.eye(d_k).double()
-        slopes = [(output(q + s) - output(q - s)) / 2e-5 for s in steps]
-        assert gradient == pytest.approx(float(torch.stack(slopes).norm()), rel=0.01)
-
-
-def test_softmax_figure_shows_what_the_chapter_says(softmax_view):
-    """At 1024, undivided: three queries hear hardly anything, two too much."""
-    at_1024 = [row[10]["states"] for row in contents(softmax_view)["data"]["rows"]]
-    raw, root = ([states[j][2] for states in at_1024] for j in (0, 1))
-    assert all(raw[i] < 0.1 * root[i] for i in range(3))
-    assert all(raw[i] > 2 * root[i] for i in (3, 4))
-    assert all(max(states[0][3:]) > 0.98 for states in at_1024[:3])
-    assert all(max(states[1][3:]) < 0.9 for states in at_1024)
-
-
-def test_softmax_figure_answers(browser, softmax_view, tmp_path):
-    marks = [(".weight", "backgroundColor"), (".rail span", "backgroundColor")]
-    check_figure(browser, tmp_path, softmax_view, marks)
-    rows = contents(softmax_view)["data"]["rows"]
-    with shown(browser, tmp_path, softmax_view, width=800) as page:
-
-        def check(query, width, divisor):
-            _, entropy, gradient, *weights = rows[query][width]["states"][divisor]
-            bars = page.locator(".keys b").all_inner_texts()
-            assert np.allclose([float(bar) for bar in bars], weights, atol=0.0051)
-            heights = page.locator(".weight").evaluate_all(
-                "bars => bars.map(b => b.getBoundingClientRect().height / 112)"
-            )
-            assert np.allclose(heights, weights, atol=0.02)
-            entropy_shown, gradient_shown = page.locator(".meter b").all_inner_texts()
-            assert float(entropy_shown.split()[0]) == pytest.approx(entropy, abs=5.1e-3)
-            assert float(gradient_shown) == pytest.approx(gradient, rel=0.06, abs=6e-4)
-
-        check(0, 6, 1)
-        page.get_by_role("button", name="1", exact=True).click()
-        check(0, 6, 0)
-        slider = page.get_by_role("slider", name="d_k")
-        slider.focus()
-        page.keyboard.press("End")
-        assert slider.get_attribute("aria-valuetext") == "1024"
-        check(0, 10, 0)
-        page.keyboard.press("ArrowLeft")
-        page.get_by_role("button", name="query 5").click()
-        check(4, 9, 0)
-        page.get_by_role("button", name="d_k", exact=True).click()
-        check(4, 9, 2)
-        assert said(page).startswith("d_k = 512, scores divided by d_k = 512")
-
-
-def test_temperature_figure_turns_the_softmax(browser, tmp_path):
-    import matplotlib.pyplot as plt
-
-    from transformer_lib import attention
-
-    names = {**vars(attention), "plt": plt}
-    starts = "draw = torch.Generator", "dialled = "
-    figure = figure_in("02_attention", names, *starts)
-    marks = [(".weight", "backgroundColor"), (".rail span", "backgroundColor")]
-    check_figure(browser, tmp_path, figure, marks)
-    rows = contents(figure)["data"]["rows"]
-    same = contents(softmax_figure())["data"]["rows"]  # at 1, 8 and 64
-    for mine, others in zip(rows, same, strict=True):
-        for at, other in zip((4, 10, 16), others[6]["states"], strict=True):
-            assert np.allclose(mine[0]["states"][at], other, rtol=1e-2, atol=1.1e-3)
-    with shown(browser, tmp_path, figure, width=800) as page:
-        slider = page.get_by_role("slider", name="temperature")
-        slider.focus()
-        page.keyboard.press("Home")
-        assert slider.get_attribute("aria-valuetext") == "0.25"
-        bars = [float(bar) for bar in page.locator(".keys b").all_inner_texts()]
-        assert np.allclose(bars, rows[0][0]["states"][0][3:], atol=6e-3)
-        page.get_by_role("button", name="next").click()
-        assert "scores divided by 0.354: the largest weight is 0.99" in said(page)
-
-
-def test_figures_run_when_put_in_later(browser, softmax_view, tmp_path):
-    """As a notebook does: all of the HTML first, then its scripts, one by one."""
-    import matplotlib.pyplot as plt
-
-    picture = "return {html: `<b data-say='Seen.'>x</b>`, words: `Rest ${data}.`}"
-    other = InteractiveFigure("other", 7, {}, picture, plt.figure(), "nothing")
-    put = """html => {
-      document.body.innerHTML = html;
-      for (const old of document.querySelectorAll("script")) {
-        const script = document.createElement("script");
-        script.textContent = old.textContent;
-        old.replaceWith(script);
-      }
-    }"""
-    both = other._repr_html_() + softmax_view._repr_html_()
-    with shown(browser, tmp_path) as page:
-        page.evaluate(put, both)
-        assert page.locator(".interactive-figure[data-ready]").count() == 2
-        assert page.locator(".interactive-figure > p").count() == 2
-        assert said(page) == "Rest 7." and page.locator(".weight").count() == 10
-        page.locator("b", has_text="x").hover()
-        assert said(page) == "Seen."
-
-
-def test_figure_escapes_and_refuses():
-    import matplotlib.pyplot as plt
-
-    odd = "</script><b>\"&'"
-    figure = InteractiveFigure(odd, [odd], {}, "return {}", plt.figure(), odd)
-    assert contents(figure)["data"] == [odd]
-    assert figure._repr_html_().count("</script>") == 1
-    assert "<b>" not in figure._repr_html_()
-    with pytest.raises(ValueError, match="60 are allowed"):
-        InteractiveFigure("x", "x" * 60_000, {}, "", plt.figure(), "")
-    assert not plt.get_fignums()  # none is left open
 
 
 # --- the exercises name the mistake ---------------------------------------------------

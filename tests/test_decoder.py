@@ -1,11 +1,9 @@
 """Chapter 06: masks and decoder against torch's own, and nobody looks ahead."""
 
-import itertools
 from functools import partial
 
 import pytest
 import torch
-from figures import check_figure, contents, said, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -14,7 +12,6 @@ from transformer_lib.decoder import (
     Decoder,
     DecoderLayer,
     causal_mask,
-    masks_figure,
     padding_mask,
 )
 from transformer_lib.encoder import Encoder, torch_names
@@ -281,88 +278,6 @@ def test_wrong_arguments_are_refused_in_words(call, words):
     with pytest.raises(ValueError) as caught:
         call()
     assert words in str(caught.value)
-
-
-# --- the figure of the masks ----------------------------------------------------------
-
-WORDS = "<s> die Katze schläft auf dem Bett".split()
-
-
-@pytest.fixture(scope="module")
-def masks_view():
-    return masks_figure(WORDS)
-
-
-def real_places(count, left):
-    return range(7 - count, 7) if left else range(count)
-
-
-def test_masks_figure_holds_torch_s_numbers(masks_view):
-    """Every setting, against torch's softmax over what may be seen."""
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 7, 8, generator=generator)
-    scores = query @ key.T / 8**0.5
-    held = contents(masks_view)["data"]["weights"]
-    for count, left, causal, padding in itertools.product(
-        range(1, 8), (0, 1), (0, 1), (0, 1)
-    ):
-        hidden = torch.zeros(7, 7, dtype=torch.bool)
-        if causal:
-            hidden |= torch.ones(7, 7, dtype=torch.bool).triu(1)
-        if padding:
-            seen = torch.tensor([i in real_places(count, left) for i in range(7)])
-            hidden |= ~seen
-        wanted = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0)
-        got = torch.tensor(held[count - 1][left][causal][padding]).view(7, 7) / 100
-        torch.testing.assert_close(got, wanted, atol=0.0051, rtol=0)
-
-
-def test_masks_figure_says_why(browser, masks_view, tmp_path):
-    """Each cell in each setting: allowed or not, and the reason, in words."""
-    check_figure(browser, tmp_path, masks_view)
-    held = contents(masks_view)["data"]["weights"]
-    with shown(browser, tmp_path, masks_view) as page:
-        slider = page.get_by_role("slider", name="words")
-
-        def check(count, left, causal, padding):
-            real = real_places(count, left)
-            weights = held[count - 1][left][causal][padding]
-            cells = page.locator(".grid [data-say]").evaluate_all(
-                "cells => cells.map(c => [c.className, c.textContent, c.dataset.say])"
-            )
-            allowed = 0
-            for place, (kind, text, say) in enumerate(cells):
-                i, j = divmod(place, 7)
-                later, pad = causal and j > i, padding and j not in real
-                assert kind == ("no" if later or pad else "yes")
-                assert ("it comes later (causal mask)" in say) == bool(later)
-                assert ("it is padding (padding mask)" in say) == bool(pad)
-                assert ("nobody reads" in say) == (i not in real)
-                unhidden = j not in real and kind == "yes"
-                assert ("padding that no padding mask hides" in say) == unhidden
-                allowed += kind == "yes"
-                wanted = f"{weights[place] / 100:.2f}"
-                assert text == (wanted.removeprefix("0") if kind == "yes" else "")
-                assert (f"Weight {wanted}" in say) == (kind == "yes")
-            assert f"{allowed} of 49 cells are allowed" in said(page)
-            rows = [cells[7 * i : 7 * i + 7] for i in range(7)]
-            empty = sum(all(cell[0] == "no" for cell in row) for row in rows)
-            assert (f"In {empty} of the rows" in said(page)) == (empty > 0)
-            return empty
-
-        assert check(5, 0, 1, 1) == 0
-        page.get_by_role("button", name="causal mask: on").click()
-        check(5, 0, 0, 1)
-        page.get_by_role("button", name="padding mask: on").click()
-        check(5, 0, 0, 0)
-        page.get_by_role("button", name="padding mask: off").click()
-        page.get_by_role("button", name="causal mask: off").click()
-        page.get_by_role("button", name="left").click()
-        assert check(5, 1, 1, 1) == 2
-        slider.focus()
-        for count in (4, 3, 2, 1):
-            page.keyboard.press("ArrowLeft")
-            assert check(count, 1, 1, 1) == 7 - count
 
 
 # --- the exercises name the typical mistakes ------------------------------------------

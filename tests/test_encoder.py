@@ -15,7 +15,6 @@ from transformer_lib.encoder import (
     FeedForward,
     Residual,
     layer_norm,
-    plot_layer,
     torch_names,
 )
 from transformer_lib.exercises.encoder import (
@@ -205,14 +204,6 @@ def test_wrong_arguments_are_refused_in_words(call, words):
     with pytest.raises(ValueError) as caught:
         call()
     assert words in str(caught.value)
-
-
-def test_plot_layer_draws_every_part():
-    ax = plot_layer(["Self-attention|mask", "Feed-forward"], title="a layer")
-    texts = [text.get_text() for text in ax.texts]
-    assert texts.count("LayerNorm") == texts.count("Dropout") == texts.count("+") == 2
-    assert "mask" in texts
-    assert "a layer" in (ax.get_title(), ax.get_title(loc="left"))
 
 
 # --- the exercises name the typical mistakes ------------------------------------------

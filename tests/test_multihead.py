@@ -1,13 +1,10 @@
 """Chapter 03: our multi-head attention against torch's module."""
 
 import copy
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from figures import check_figure, said, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -19,14 +16,11 @@ from transformer_lib.exercises.multihead import (
     check_split,
     check_without_head,
 )
-from transformer_lib.looking_inside import look
 from transformer_lib.multihead import (
     MultiHeadAttention,
-    heads_figure,
     merge_heads,
     split_heads,
 )
-from transformer_lib.training import load_pretrained
 
 FEW = settings(max_examples=25)
 
@@ -262,82 +256,6 @@ def test_wrong_split():
         split_heads(draw(2, 4, 10), 3)
     with pytest.raises(ValueError, match="into 0 equal"):
         split_heads(draw(2, 4, 10), 0)
-
-
-# --- the figure to switch heads in ----------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def chapter_heads():
-    """What the cells of the chapter compute, run as they stand in it."""
-    path = Path(__file__).parents[1] / "notebooks" / "03_multihead.ipynb"
-    cells = json.loads(path.read_text("utf-8"))["cells"]
-    sources = ["".join(cell["source"]) for cell in cells]
-    names = {"math": math, "torch": torch, "MultiHeadAttention": MultiHeadAttention}
-    names["heads_figure"] = heads_figure
-    for start in ("def trained_", "def after_first_layer", "heads_figure(found)"):
-        (cell,) = (s for s in sources if start in s and "#| export" not in s)
-        exec(cell, names)
-    return names["found"]
-
-
-def test_heads_are_those_of_the_whole_model(chapter_heads):
-    """The chapter's few lines give what the model of chapter 07 computes."""
-    model, tokenizer, _ = load_pretrained("tatoeba-en-de")
-    for text, (labels, weights) in chapter_heads.items():
-        whole = look(model, tokenizer, text, "")
-        assert labels == [piece.replace("▁", "") for piece in whole.source]
-        torch.testing.assert_close(weights, whole.weights["encoder"][1][0])
-
-
-def test_heads_do_what_the_chapter_says(chapter_heads):
-    first, second = chapter_heads
-    for text, article, noun in ((first, "The", "man"), (second, "the", "city")):
-        words, weights = chapter_heads[text]
-        row = weights[0, words.index(article)]  # over an adjective in between
-        assert words[int(row.argmax())] == noun and row.max() > 0.9
-    for _, weights in chapter_heads.values():
-        before = weights[:, 1:].diagonal(dim1=1, dim2=2).mean(1)
-        assert int(before.argmax()) == 2
-
-
-def test_heads_figure_answers(browser, chapter_heads, tmp_path):
-    figure = heads_figure(chapter_heads)
-    check_figure(browser, tmp_path, figure)
-    sentences = list(chapter_heads)
-    with shown(browser, tmp_path, figure) as page:
-
-        def check(sentence, matrix):
-            words, _ = chapter_heads[sentence]
-            matrix = matrix.double()
-            cells = page.locator(".grid [data-say]")
-            texts = [text and float("0" + text) for text in cells.all_inner_texts()]
-            for got, wanted in zip(texts, matrix.flatten().tolist(), strict=True):
-                assert wanted < 0.0955 if got == "" else abs(got - wanted) < 0.0056
-            spoken = cells.evaluate_all("cells => cells.map(c => c.dataset.say)")
-            for i, query in enumerate(words):
-                for j, key in enumerate(words):
-                    words_here = spoken[i * len(words) + j]
-                    assert f"“{query}” gives the key “{key}”" in words_here
-                    value = float(words_here.rstrip(".").split()[-1])
-                    assert abs(value - float(matrix[i, j])) < 1.1e-3
-            assert page.locator(".column-name").all_inner_texts() == words
-
-        first, second = (chapter_heads[sentence][1] for sentence in sentences)
-        check(sentences[0], first[0])
-        page.get_by_role("button", name="head 3").click()
-        check(sentences[0], first[2])
-        page.get_by_role("button", name=sentences[1]).click()
-        check(sentences[1], second[2])
-        page.get_by_role("button", name="mean of the heads").focus()
-        page.keyboard.press("Enter")
-        check(sentences[1], second.mean(dim=0))
-        assert said(page).startswith("Mean of the heads, the largest weight of each")
-
-
-def test_heads_figure_refuses():
-    with pytest.raises(ValueError, match="3 words and weights of shape"):
-        heads_figure({"a b c": (["a", "b", "c"], torch.ones(2, 2, 2))})
 
 
 # --- the exercises name the mistake ---------------------------------------------------

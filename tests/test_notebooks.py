@@ -200,9 +200,10 @@ def exported_modules():
             for name in re.findall(pattern, cell["source"], re.M):
                 assert name == path.stem[3:], f"{path.name} exports {name}"
                 home[name] = number(path)
-            pattern = r"^#\|\s*export[ \t]+(\S+)"
+            pattern = r"^#\|\s*exporti?[ \t]+(\S+)"
             for name in re.findall(pattern, cell["source"], re.M):
-                assert name.startswith("exercises."), f"{path.name} exports {name}"
+                rooms = ("exercises.", "figures.")
+                assert name.startswith(rooms), f"{path.name} exports {name}"
                 assert home.setdefault(name, number(path)) == number(path), name
     return home
 

@@ -1,18 +1,13 @@
 """Chapter 04: the table, its rotation, the two modules, and the exercises' checks."""
 
-import json
 import math
-import re
 
 import pytest
 import torch
-from figures import OVERFLOW, figure_in, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from IPython.display import HTML
 from torch import nn
 
-from transformer_lib.attention import FIGURE_STYLE
 from transformer_lib.exercises import positions as checks
 from transformer_lib.multihead import MultiHeadAttention
 from transformer_lib.positions import (
@@ -289,34 +284,3 @@ def test_look_back_may_turn_the_queries_instead():
         return 40 * position_rotation(-k, d_model).T, torch.eye(d_model)
 
     assert checks.check_look_back(look_back).passed
-
-
-# --- the figure with its sliders ------------------------------------------------------
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_figure_shows_the_table_and_follows_its_sliders(browser, tmp_path, theme):
-    names = {"FIGURE_STYLE": FIGURE_STYLE, "HTML": HTML, "json": json}
-    figure = figure_in("04_positions", names, "FIGURE = ")
-    with shown(browser, tmp_path, figure, theme=theme) as page:
-        assert page.evaluate(OVERFLOW) <= 0 and page.get_by_role("slider").count() == 4
-
-        def product(pos, k, d_model):
-            table = sinusoidal_positions(pos + k + 1, d_model)
-            said = page.locator("#pe-figure p").inner_text()
-            numbers = re.match(r"Row (\d+) times row (\d+): ([\d.-]+)\. ", said)
-            assert [int(n) for n in numbers.groups()[:2]] == [pos, pos + k]
-            wanted = (table[pos] @ table[pos + k]).item()
-            assert float(numbers[3]) == pytest.approx(wanted, abs=2e-3)
-            return float(numbers[3])
-
-        before = product(10, 5, 64)
-        page.get_by_label("position p").focus()
-        page.keyboard.press("ArrowRight")
-        assert product(11, 5, 64) == before  # only the distance counts
-        page.get_by_label("distance k").focus()
-        page.keyboard.press("Home")
-        assert product(11, 0, 64) == 32
-        page.get_by_label("d_model").focus()
-        page.keyboard.press("ArrowLeft")
-        assert product(11, 0, 62) == 31

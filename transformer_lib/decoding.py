@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .attention import InteractiveFigure
 from .decoder import padding_mask
+from .figures.attention import InteractiveFigure
 from .text import BOS, EOS, PAD
 from .transformer import Transformer
 

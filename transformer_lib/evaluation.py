@@ -29,9 +29,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .attention import InteractiveFigure
 from .batches import TokenPairs, pad, tokenize_pairs
 from .decoding import Hypothesis, beam_search, check_search
+from .figures.attention import InteractiveFigure
 from .text import EOS, UNK, Corpus, Tokenizer
 from .training import load_pretrained, validation_loss
 from .transformer import Transformer

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import check_attention_inputs
+from .attention import _check_inputs
 from .batches import pad
 from .decoder import Decoder, DecoderLayer, causal_mask, padding_mask
 from .decoding import evaluating
@@ -45,7 +45,7 @@ from transformer_lib.transformer import (
     Embeddings,
     Transformer,
     TransformerConfig,
-    check_ids,
+    _check_ids,
     initialize,
 )
 
@@ -341,7 +341,7 @@ class OneStack(Embeddings):
             ValueError: If an id is outside the vocabulary, ids are not int64 of two
                 axes, or a row is longer than the learned positions.
         """
-        check_ids(ids, self.config.vocab_size)
+        _check_ids(ids, self.config.vocab_size)
         ids = ids.to(self.device)
         x = self._embed(ids, self.src_embedding, self.src_positions)  # (B, T, D)
         mask = padding_mask(ids, self.config.pad_id)  # (B, 1, 1, T)
@@ -948,7 +948,7 @@ def online_attention(
 
     Source: Dao et al. 2022; equation 1 of Vaswani et al. 2017 in another order.
     """
-    check_attention_inputs(query, key, value, mask)
+    _check_inputs(query, key, value, mask)
     if block_size < 1:
         raise ValueError(f"block_size={block_size}: must be at least 1.")
     if causal and query.shape[-2] != key.shape[-2]:
@@ -978,7 +978,7 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> 
 
     Source: Vaswani et al. 2017, section 4 (restricted attention); Beltagy et al. 2020.
     """
-    check_attention_inputs(query, key, value)
+    _check_inputs(query, key, value)
     length = query.shape[-2]
     if window < 1 or key.shape[-2] != length:
         raise ValueError(
@@ -1018,7 +1018,7 @@ def linear_attention(
 
     Source: Katharopoulos et al. 2020, equations 4 to 7 and 16 to 20.
     """
-    check_attention_inputs(query, key, value)
+    _check_inputs(query, key, value)
     if causal and query.shape[-2] != key.shape[-2]:
         raise ValueError(
             f"causal attention of {query.shape[-2]} queries to {key.shape[-2]} keys: "

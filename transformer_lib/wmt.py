@@ -26,8 +26,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .attention import InteractiveFigure
 from .batches import Prepared, pieces_of, prepare
+from .figures.attention import InteractiveFigure
 from transformer_lib.text import (
     DAMAGE,
     MAX_LINE,

@@ -2,10 +2,11 @@
 
 Before it writes, Colab's folds are made those of the book (fold.py).
 
-nbdev does the work. A chapter has two modules, its own and that of its exercises;
-nbdev only adds to the second one, so each export starts from empty modules in a
-folder aside, and only what differs is put in its place: stale modules go, unchanged
-files keep their dates, and a failed export changes nothing.
+nbdev does the work. A chapter has a module of its own, and may have others in the back
+rooms: one that draws its figures and one that checks its exercises. nbdev only adds to
+those, so each export starts from empty modules in a folder aside, and only what differs
+is put in its place: stale modules go, unchanged files keep their dates, and a failed
+export changes nothing.
 
     python book/_tools/export.py [--check]
 """
@@ -23,16 +24,20 @@ from fold import fold_all
 
 ROOT = Path(__file__).resolve().parents[2]
 HAND_WRITTEN = {"__init__.py"}
-SECOND_MODULE = re.compile(r"^#\|\s*export\s+([\w.]+)\s*$", re.MULTILINE)
+BACK_ROOMS = {
+    "exercises": "The checks of the exercises, one module a chapter.",
+    "figures": "What draws the figures, one module a chapter.",
+}
+BACK_MODULE = re.compile(r"^#\|[ \t]*exporti?[ \t]+([\w.]+)[ \t]*$", re.MULTILINE)
 
 
-def second_modules(notebooks: Path) -> dict[str, str]:
-    """Modules named in `#| export other.module` directives, with their notebook."""
+def back_modules(notebooks: Path) -> dict[str, str]:
+    """Modules named in `#| export room.module` directives, with their notebook."""
     found = {}
     for path in sorted(notebooks.glob("*.ipynb")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             source = "".join(cell["source"])
-            if cell["cell_type"] == "code" and (match := SECOND_MODULE.search(source)):
+            if cell["cell_type"] == "code" and (match := BACK_MODULE.search(source)):
                 found.setdefault(match[1], path.name)
     return found
 
@@ -44,7 +49,7 @@ def exported(folder: Path, root: Path = ROOT) -> dict[str, str]:
     library = folder / "transformer_lib"
     library.mkdir()
     shutil.copy(root / "transformer_lib/__init__.py", library)
-    for name, notebook in second_modules(folder / "notebooks").items():
+    for name, notebook in back_modules(folder / "notebooks").items():
         module = library / f"{name.replace('.', '/')}.py"
         module.parent.mkdir(exist_ok=True)
         up = "../" * (name.count(".") + 1)
@@ -58,10 +63,10 @@ def exported(folder: Path, root: Path = ROOT) -> dict[str, str]:
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(f"nbdev-export failed:\n{run.stderr.strip()}")
-    (library / "exercises").mkdir(exist_ok=True)
-    (library / "exercises/__init__.py").write_text(
-        '"""The checks of the exercises, one module a chapter."""\n', encoding="utf-8"
-    )
+    for room, purpose in BACK_ROOMS.items():
+        (library / room).mkdir(exist_ok=True)
+        text = f'"""{purpose}"""\n'
+        (library / room / "__init__.py").write_text(text, encoding="utf-8")
     (library / "_modidx.py").unlink()  # an index for nbdev's own documentation
     return {
         path.relative_to(library).as_posix(): finished(path.read_text(encoding="utf-8"))

@@ -1,0 +1,412 @@
+"""The figures of chapters 02 to 07: what they hold, what they say, how they answer."""
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from figures import OVERFLOW, check_figure, contents, figure_in, said, shown
+
+from transformer_lib.attention import scaled_dot_product_attention
+from transformer_lib.figures.attention import (
+    InteractiveFigure,
+    plot_matrix,
+    softmax_figure,
+)
+from transformer_lib.figures.decoder import masks_figure
+from transformer_lib.figures.encoder import plot_layer
+from transformer_lib.figures.multihead import heads_figure, plot_heads
+from transformer_lib.figures.positions import positions_figure
+from transformer_lib.figures.transformer import plot_transformer
+from transformer_lib.looking_inside import look
+from transformer_lib.multihead import MultiHeadAttention
+from transformer_lib.positions import sinusoidal_positions
+from transformer_lib.training import load_pretrained
+
+# --- the heat map ---------------------------------------------------------------------
+
+
+def test_plot_matrix(tmp_path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    weights = torch.rand(2, 3, requires_grad=True)
+    ax = plot_matrix(weights, ["a", "b"], ["c", "d", "e"], "Weights")
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["c", "d", "e"]
+    assert [t.get_text() for t in ax.texts] == [
+        f"{x:.2f}" for x in weights.detach().flatten().tolist()
+    ]
+    same = plot_matrix([[True, False]], ax=plt.subplots()[1])
+    assert [t.get_text() for t in same.texts] == ["✓", ""]
+    big = plot_matrix(np.full((30, 30), np.nan), colorbar_label="nothing")
+    assert not big.texts
+    big.figure.savefig(tmp_path / "big.png")
+    plt.close("all")
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 4\)"):
+        plot_matrix(torch.zeros(2, 3, 4))
+    with pytest.raises(ValueError, match="1 row labels for 2 rows"):
+        plot_matrix(weights, ["a"])
+
+
+# --- figures that answer --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def softmax_view():
+    return softmax_figure()
+
+
+def test_softmax_figure_holds_torch_s_numbers(softmax_view):
+    """Weights, entropy and gradient, by torch's distributions and by differences."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(n, 1024, generator=generator) for n in (5, 10))
+    value = torch.randn(10, 1, generator=generator).double()[:, 0]
+    data = contents(softmax_view)["data"]
+    assert data["widths"] == [2**i for i in range(11)]
+    for i, w, j in ((0, 0, 0), (1, 3, 1), (2, 6, 2), (3, 6, 0), (4, 10, 1), (4, 10, 0)):
+        d_k = data["widths"][w]
+        divisor = (1, math.sqrt(d_k), d_k)[j]
+        q, k = query[i, :d_k].double(), key[:, :d_k].double()
+
+        def output(q, k=k, divisor=divisor):
+            return F.softmax(k @ q / divisor, dim=0) @ value
+
+        row = data["rows"][i][w]
+        assert np.allclose(row["scores"], k @ q, atol=0.051)
+        shown_divisor, entropy, gradient, *weights = row["states"][j]
+        wanted = F.softmax(k @ q / divisor, dim=0)
+        assert np.allclose(weights, wanted, atol=5.1e-4)
+        assert shown_divisor == pytest.approx(divisor, rel=5e-3)
+        distribution = torch.distributions.Categorical(probs=wanted)
+        assert entropy == pytest.approx(float(distribution.entropy()), rel=6e-3)
+        steps = 1e-5 * torch.eye(d_k).double()
+        slopes = [(output(q + s) - output(q - s)) / 2e-5 for s in steps]
+        assert gradient == pytest.approx(float(torch.stack(slopes).norm()), rel=0.01)
+
+
+def test_softmax_figure_shows_what_the_chapter_says(softmax_view):
+    """At 1024, undivided: three queries hear hardly anything, two too much."""
+    at_1024 = [row[10]["states"] for row in contents(softmax_view)["data"]["rows"]]
+    raw, root = ([states[j][2] for states in at_1024] for j in (0, 1))
+    assert all(raw[i] < 0.1 * root[i] for i in range(3))
+    assert all(raw[i] > 2 * root[i] for i in (3, 4))
+    assert all(max(states[0][3:]) > 0.98 for states in at_1024[:3])
+    assert all(max(states[1][3:]) < 0.9 for states in at_1024)
+
+
+def test_softmax_figure_answers(browser, softmax_view, tmp_path):
+    marks = [(".weight", "backgroundColor"), (".rail span", "backgroundColor")]
+    check_figure(browser, tmp_path, softmax_view, marks)
+    rows = contents(softmax_view)["data"]["rows"]
+    with shown(browser, tmp_path, softmax_view, width=800) as page:
+
+        def check(query, width, divisor):
+            _, entropy, gradient, *weights = rows[query][width]["states"][divisor]
+            bars = page.locator(".keys b").all_inner_texts()
+            assert np.allclose([float(bar) for bar in bars], weights, atol=0.0051)
+            heights = page.locator(".weight").evaluate_all(
+                "bars => bars.map(b => b.getBoundingClientRect().height / 112)"
+            )
+            assert np.allclose(heights, weights, atol=0.02)
+            entropy_shown, gradient_shown = page.locator(".meter b").all_inner_texts()
+            assert float(entropy_shown.split()[0]) == pytest.approx(entropy, abs=5.1e-3)
+            assert float(gradient_shown) == pytest.approx(gradient, rel=0.06, abs=6e-4)
+
+        check(0, 6, 1)
+        page.get_by_role("button", name="1", exact=True).click()
+        check(0, 6, 0)
+        slider = page.get_by_role("slider", name="d_k")
+        slider.focus()
+        page.keyboard.press("End")
+        assert slider.get_attribute("aria-valuetext") == "1024"
+        check(0, 10, 0)
+        page.keyboard.press("ArrowLeft")
+        page.get_by_role("button", name="query 5").click()
+        check(4, 9, 0)
+        page.get_by_role("button", name="d_k", exact=True).click()
+        check(4, 9, 2)
+        assert said(page).startswith("d_k = 512, scores divided by d_k = 512")
+
+
+def test_temperature_figure_turns_the_softmax(browser, tmp_path):
+    names = {"torch": torch, "math": math}
+    names["scaled_dot_product_attention"] = scaled_dot_product_attention
+    starts = "draw = torch.Generator", "from transformer_lib.figures.attention import t"
+    figure = figure_in("02_attention", names, *starts)
+    marks = [(".weight", "backgroundColor"), (".rail span", "backgroundColor")]
+    check_figure(browser, tmp_path, figure, marks)
+    rows = contents(figure)["data"]["rows"]
+    same = contents(softmax_figure())["data"]["rows"]  # at 1, 8 and 64
+    for mine, others in zip(rows, same, strict=True):
+        for at, other in zip((4, 10, 16), others[6]["states"], strict=True):
+            assert np.allclose(mine[0]["states"][at], other, rtol=1e-2, atol=1.1e-3)
+    with shown(browser, tmp_path, figure, width=800) as page:
+        slider = page.get_by_role("slider", name="temperature")
+        slider.focus()
+        page.keyboard.press("Home")
+        assert slider.get_attribute("aria-valuetext") == "0.25"
+        bars = [float(bar) for bar in page.locator(".keys b").all_inner_texts()]
+        assert np.allclose(bars, rows[0][0]["states"][0][3:], atol=6e-3)
+        page.get_by_role("button", name="next").click()
+        assert "scores divided by 0.354: the largest weight is 0.99" in said(page)
+
+
+def test_figures_run_when_put_in_later(browser, softmax_view, tmp_path):
+    """As a notebook does: all of the HTML first, then its scripts, one by one."""
+    import matplotlib.pyplot as plt
+
+    picture = "return {html: `<b data-say='Seen.'>x</b>`, words: `Rest ${data}.`}"
+    other = InteractiveFigure("other", 7, {}, picture, plt.figure(), "nothing")
+    put = """html => {
+      document.body.innerHTML = html;
+      for (const old of document.querySelectorAll("script")) {
+        const script = document.createElement("script");
+        script.textContent = old.textContent;
+        old.replaceWith(script);
+      }
+    }"""
+    both = other._repr_html_() + softmax_view._repr_html_()
+    with shown(browser, tmp_path) as page:
+        page.evaluate(put, both)
+        assert page.locator(".interactive-figure[data-ready]").count() == 2
+        assert page.locator(".interactive-figure > p").count() == 2
+        assert said(page) == "Rest 7." and page.locator(".weight").count() == 10
+        page.locator("b", has_text="x").hover()
+        assert said(page) == "Seen."
+
+
+def test_figure_escapes_and_refuses():
+    import matplotlib.pyplot as plt
+
+    odd = "</script><b>\"&'"
+    figure = InteractiveFigure(odd, [odd], {}, "return {}", plt.figure(), odd)
+    assert contents(figure)["data"] == [odd]
+    assert figure._repr_html_().count("</script>") == 1
+    assert "<b>" not in figure._repr_html_()
+    with pytest.raises(ValueError, match="60 are allowed"):
+        InteractiveFigure("x", "x" * 60_000, {}, "", plt.figure(), "")
+    assert not plt.get_fignums()  # none is left open
+
+
+# --- the figure to switch heads in ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chapter_heads():
+    """What the cells of the chapter compute, run as they stand in it."""
+    path = Path(__file__).parents[1] / "notebooks" / "03_multihead.ipynb"
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    names = {"math": math, "torch": torch, "MultiHeadAttention": MultiHeadAttention}
+    names["heads_figure"] = heads_figure
+    for start in ("def trained_", "def after_first_layer", "heads_figure(found)"):
+        (cell,) = (s for s in sources if start in s and "#| export" not in s)
+        exec(cell, names)
+    return names["found"]
+
+
+def test_heads_are_those_of_the_whole_model(chapter_heads):
+    """The chapter's few lines give what the model of chapter 07 computes."""
+    model, tokenizer, _ = load_pretrained("tatoeba-en-de")
+    for text, (labels, weights) in chapter_heads.items():
+        whole = look(model, tokenizer, text, "")
+        assert labels == [piece.replace("▁", "") for piece in whole.source]
+        torch.testing.assert_close(weights, whole.weights["encoder"][1][0])
+
+
+def test_heads_do_what_the_chapter_says(chapter_heads):
+    first, second = chapter_heads
+    for text, article, noun in ((first, "The", "man"), (second, "the", "city")):
+        words, weights = chapter_heads[text]
+        row = weights[0, words.index(article)]  # over an adjective in between
+        assert words[int(row.argmax())] == noun and row.max() > 0.9
+    for _, weights in chapter_heads.values():
+        before = weights[:, 1:].diagonal(dim1=1, dim2=2).mean(1)
+        assert int(before.argmax()) == 2
+
+
+def test_heads_figure_answers(browser, chapter_heads, tmp_path):
+    figure = heads_figure(chapter_heads)
+    check_figure(browser, tmp_path, figure)
+    sentences = list(chapter_heads)
+    with shown(browser, tmp_path, figure) as page:
+
+        def check(sentence, matrix):
+            words, _ = chapter_heads[sentence]
+            matrix = matrix.double()
+            cells = page.locator(".grid [data-say]")
+            texts = [text and float("0" + text) for text in cells.all_inner_texts()]
+            for got, wanted in zip(texts, matrix.flatten().tolist(), strict=True):
+                assert wanted < 0.0955 if got == "" else abs(got - wanted) < 0.0056
+            spoken = cells.evaluate_all("cells => cells.map(c => c.dataset.say)")
+            for i, query in enumerate(words):
+                for j, key in enumerate(words):
+                    words_here = spoken[i * len(words) + j]
+                    assert f"“{query}” gives the key “{key}”" in words_here
+                    value = float(words_here.rstrip(".").split()[-1])
+                    assert abs(value - float(matrix[i, j])) < 1.1e-3
+            assert page.locator(".column-name").all_inner_texts() == words
+
+        first, second = (chapter_heads[sentence][1] for sentence in sentences)
+        check(sentences[0], first[0])
+        page.get_by_role("button", name="head 3").click()
+        check(sentences[0], first[2])
+        page.get_by_role("button", name=sentences[1]).click()
+        check(sentences[1], second[2])
+        page.get_by_role("button", name="mean of the heads").focus()
+        page.keyboard.press("Enter")
+        check(sentences[1], second.mean(dim=0))
+        assert said(page).startswith("Mean of the heads, the largest weight of each")
+
+
+def test_heads_figure_refuses():
+    with pytest.raises(ValueError, match="3 words and weights of shape"):
+        heads_figure({"a b c": (["a", "b", "c"], torch.ones(2, 2, 2))})
+
+
+# --- the figure with its sliders ------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_figure_shows_the_table_and_follows_its_sliders(browser, tmp_path, theme):
+    figure = positions_figure(d_model=64, positions=50, p=10, k=5)
+    with shown(browser, tmp_path, figure, theme=theme) as page:
+        assert page.evaluate(OVERFLOW) <= 0 and page.get_by_role("slider").count() == 4
+
+        def product(pos, k, d_model):
+            table = sinusoidal_positions(pos + k + 1, d_model)
+            said = page.locator("#pe-figure p").inner_text()
+            numbers = re.match(r"Row (\d+) times row (\d+): ([\d.-]+)\. ", said)
+            assert [int(n) for n in numbers.groups()[:2]] == [pos, pos + k]
+            wanted = (table[pos] @ table[pos + k]).item()
+            assert float(numbers[3]) == pytest.approx(wanted, abs=2e-3)
+            return float(numbers[3])
+
+        before = product(10, 5, 64)
+        page.get_by_label("position p").focus()
+        page.keyboard.press("ArrowRight")
+        assert product(11, 5, 64) == before  # only the distance counts
+        page.get_by_label("distance k").focus()
+        page.keyboard.press("Home")
+        assert product(11, 0, 64) == 32
+        page.get_by_label("d_model").focus()
+        page.keyboard.press("ArrowLeft")
+        assert product(11, 0, 62) == 31
+
+
+# --- the figure of the masks ----------------------------------------------------------
+
+WORDS = "<s> die Katze schläft auf dem Bett".split()
+
+
+@pytest.fixture(scope="module")
+def masks_view():
+    return masks_figure(WORDS)
+
+
+def real_places(count, left):
+    return range(7 - count, 7) if left else range(count)
+
+
+def test_masks_figure_holds_torch_s_numbers(masks_view):
+    """Every setting, against torch's softmax over what may be seen."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 7, 8, generator=generator)
+    scores = query @ key.T / 8**0.5
+    held = contents(masks_view)["data"]["weights"]
+    for count, left, causal, padding in itertools.product(
+        range(1, 8), (0, 1), (0, 1), (0, 1)
+    ):
+        hidden = torch.zeros(7, 7, dtype=torch.bool)
+        if causal:
+            hidden |= torch.ones(7, 7, dtype=torch.bool).triu(1)
+        if padding:
+            seen = torch.tensor([i in real_places(count, left) for i in range(7)])
+            hidden |= ~seen
+        wanted = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0)
+        got = torch.tensor(held[count - 1][left][causal][padding]).view(7, 7) / 100
+        torch.testing.assert_close(got, wanted, atol=0.0051, rtol=0)
+
+
+def test_masks_figure_says_why(browser, masks_view, tmp_path):
+    """Each cell in each setting: allowed or not, and the reason, in words."""
+    check_figure(browser, tmp_path, masks_view)
+    held = contents(masks_view)["data"]["weights"]
+    with shown(browser, tmp_path, masks_view) as page:
+        slider = page.get_by_role("slider", name="words")
+
+        def check(count, left, causal, padding):
+            real = real_places(count, left)
+            weights = held[count - 1][left][causal][padding]
+            cells = page.locator(".grid [data-say]").evaluate_all(
+                "cells => cells.map(c => [c.className, c.textContent, c.dataset.say])"
+            )
+            allowed = 0
+            for place, (kind, text, say) in enumerate(cells):
+                i, j = divmod(place, 7)
+                later, pad = causal and j > i, padding and j not in real
+                assert kind == ("no" if later or pad else "yes")
+                assert ("it comes later (causal mask)" in say) == bool(later)
+                assert ("it is padding (padding mask)" in say) == bool(pad)
+                assert ("nobody reads" in say) == (i not in real)
+                unhidden = j not in real and kind == "yes"
+                assert ("padding that no padding mask hides" in say) == unhidden
+                allowed += kind == "yes"
+                wanted = f"{weights[place] / 100:.2f}"
+                assert text == (wanted.removeprefix("0") if kind == "yes" else "")
+                assert (f"Weight {wanted}" in say) == (kind == "yes")
+            assert f"{allowed} of 49 cells are allowed" in said(page)
+            rows = [cells[7 * i : 7 * i + 7] for i in range(7)]
+            empty = sum(all(cell[0] == "no" for cell in row) for row in rows)
+            assert (f"In {empty} of the rows" in said(page)) == (empty > 0)
+            return empty
+
+        assert check(5, 0, 1, 1) == 0
+        page.get_by_role("button", name="causal mask: on").click()
+        check(5, 0, 0, 1)
+        page.get_by_role("button", name="padding mask: on").click()
+        check(5, 0, 0, 0)
+        page.get_by_role("button", name="padding mask: off").click()
+        page.get_by_role("button", name="causal mask: off").click()
+        page.get_by_role("button", name="left").click()
+        assert check(5, 1, 1, 1) == 2
+        slider.focus()
+        for count in (4, 3, 2, 1):
+            page.keyboard.press("ArrowLeft")
+            assert check(count, 1, 1, 1) == 7 - count
+
+
+# --- the drawings ---------------------------------------------------------------------
+
+
+def test_plot_layer_draws_every_part():
+    ax = plot_layer(["Self-attention|mask", "Feed-forward"], title="a layer")
+    texts = [text.get_text() for text in ax.texts]
+    assert texts.count("LayerNorm") == texts.count("Dropout") == texts.count("+") == 2
+    assert "mask" in texts
+    assert "a layer" in (ax.get_title(), ax.get_title(loc="left"))
+
+
+def test_the_paper_s_figures_name_their_parts():
+    """Figures 1 and 2, redrawn: every part of the paper's has its name."""
+    import matplotlib.pyplot as plt
+
+    def words(figure):
+        texts = [text.get_text() for ax in figure.axes for text in ax.texts]
+        plt.close(figure)
+        return " ".join(texts)
+
+    two = words(plot_heads())
+    for part in ("divide by", "mask", "softmax", "blend", "side by side", "$W^O$"):
+        assert part in two, part
+    one = words(plot_transformer())
+    for part in ("self-attention", "attention to memory", "feed-forward", "positions"):
+        assert part in one, part
+    assert one.count("mask") == 3 and one.count("N ×") == 2
