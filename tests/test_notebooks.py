@@ -162,6 +162,8 @@ def test_figures_have_words(path):
             "#| export exercises.x\nno = 1\n@exercise_check('')\ndef look(): ...",
             "the code of look",
         ),
+        ("#| exporti figures.x\ndef _box(): ...", "a tool of the figures: _box"),
+        ("#| exporti\ndef _check_size(): ...", "the guard _check_size"),
         ("%matplotlib inline\nx = 1", "the code"),
         ("not python", "the code"),
     ],

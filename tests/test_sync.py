@@ -18,7 +18,8 @@ def test_library_is_what_the_notebooks_export(tmp_path):
         "The library is not what the notebooks export; `make export` writes it. "
         + ", ".join(f"{name}: {what}" for name, what in sorted(changes.items()))
     )
-    assert {"hello.py", "attention.py", "exercises/check.py"} <= set(wanted)
+    rooms = {"hello.py", "exercises/check.py", "figures/attention.py"}
+    assert rooms <= set(wanted)
 
 
 def test_a_chapter_depends_on_what_its_modules_import(monkeypatch):
@@ -34,6 +35,8 @@ def test_a_chapter_depends_on_what_its_modules_import(monkeypatch):
     assert decoder == {"decoder.py", "encoder.py", "multihead.py", "attention.py"}
     checks = modules("from transformer_lib.exercises.objective import check_schedule")
     assert {"exercises/check.py", "objective.py"} <= checks
+    drawn = modules("from transformer_lib.figures.decoder import masks_figure")
+    assert {"figures/decoder.py", "figures/attention.py", "decoder.py"} <= drawn
 
 
 def test_the_page_names_what_a_chapter_ran_on(monkeypatch):

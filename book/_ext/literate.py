@@ -108,6 +108,10 @@ def inside(source: str) -> str:
         return "the code" + (f" of {' and '.join(checks)}" if checks else "")
     if "#| export exercises" in source:
         return f"a tool of the checks: {names[0]}"
+    if re.search(r"#\| exporti? figures", source):
+        return f"a tool of the figures: {names[0]}"
+    if names[0].startswith("_check_"):
+        return f"the guard {names[0]}" + (" and another" if names[1:] else "")
     return f"the code of {names[0]}" + (" and more" if names[1:] else "")
 
 

@@ -1,0 +1,164 @@
+"""The rules of the house: rooms, doors, and which way the arrows run."""
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import transformer_lib
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = ROOT / "transformer_lib"
+FRONT = {path.stem: path for path in sorted(LIBRARY.glob("[a-z]*.py"))}
+ROOMS = {
+    room: {path.stem: path for path in sorted((LIBRARY / room).glob("[a-z]*.py"))}
+    for room in ("figures", "exercises")
+}
+# The lists and numbers below may only shrink: take off what has been put in order.
+LONG = {
+    "batches",
+    "evaluation",
+    "family",
+    "looking_inside",
+    "parsing",
+    "serving",
+    "text",
+    "training",
+}
+ENTER_BACK = {"decoding", "errata", "evaluation", "wmt"}  # still import a back room
+PUBLIC = 850  # names in the front rooms, together; the house has room for 220
+
+# Front rooms that are in order, and what each of them is about.
+IDEAS = {
+    "attention": "attention_numpy",
+    "multihead": "MultiHeadAttention",
+    "positions": "sinusoidal_positions",
+    "encoder": "FeedForward",
+    "decoder": "causal_mask",
+    "transformer": "Transformer",
+}
+IN_ORDER = ["hello", *IDEAS]
+DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}
+
+
+@cache
+def tree(path):
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
+def chapters():
+    """The number of the chapter that exports a module."""
+    numbers = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            source = "".join(cell["source"])
+            pattern = r"^#\|[ \t]*(?:default_exp|exporti?)[ \t]+(\S+)[ \t]*$"
+            for name in re.findall(pattern, source, re.M):
+                numbers[name] = int(path.stem[:2])
+    return numbers
+
+
+def public(path):
+    for node in tree(path).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
+def imported(path):
+    """Modules that a module imports anywhere in it, those of the library without it."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            module = ".".join([*above, *filter(None, [node.module])])
+            inside = module.removeprefix("transformer_lib").removeprefix(".")
+            if module == "transformer_lib":  # its names, or modules, by name
+                for alias in node.names:
+                    yield transformer_lib._HOME.get(alias.name, alias.name)
+            else:
+                yield inside
+
+
+def defined(path):
+    """Functions and classes at the top of a module: name to line."""
+    return {node.name: node.lineno for node in tree(path).body if hasattr(node, "name")}
+
+
+@pytest.mark.parametrize("name", FRONT)
+def test_a_front_room_imports_no_back_room(name):
+    back = [m for m in imported(FRONT[name]) if m.split(".")[0] in ROOMS]
+    if name in ENTER_BACK:
+        assert back, f"{name} is in order now: take it off ENTER_BACK"
+    else:
+        assert not back, f"{name} imports {back[0]}"
+
+
+def test_arrows_run_downward():
+    """Rooms use what earlier chapters export, back rooms also their own chapter's."""
+    numbers, upward = chapters(), []
+    every = {**FRONT}
+    for room, paths in ROOMS.items():
+        every |= {f"{room}.{stem}": path for stem, path in paths.items()}
+    for name, path in every.items():
+        assert name in numbers, f"{name} is exported by no chapter"
+        for other in imported(path):
+            if other in numbers and numbers[other] > numbers[name]:
+                upward.append(f"{name} imports {other}")
+    assert not upward
+
+
+def test_a_back_room_stands_behind_a_front_room():
+    """It has the name of its chapter's front room; but for what checks alike."""
+    of = {number: name for name, number in chapters().items() if "." not in name}
+    for name, number in chapters().items():
+        room, _, stem = name.partition(".")
+        if stem and name != "exercises.check":
+            assert room in ROOMS and stem == of.get(number, stem), name
+
+
+def test_no_module_is_too_long():
+    modules = [*FRONT.items(), *ROOMS["figures"].items(), *ROOMS["exercises"].items()]
+    long = {n for n, path in modules if len(path.read_text("utf-8").split("\n")) > 851}
+    assert long <= LONG, f"above 850 lines: {', '.join(sorted(long - LONG))}"
+    assert long == LONG, f"short now, take off LONG: {', '.join(sorted(LONG - long))}"
+
+
+def test_public_names_grow_no_further():
+    counts = {name: len(public(path)) for name, path in FRONT.items()}
+    total = sum(counts.values())
+    assert total <= PUBLIC, f"{total} public names in the front rooms: {counts}"
+
+
+@pytest.mark.parametrize("name", IDEAS)
+def test_a_module_shows_its_idea_first(name):
+    lines = len(FRONT[name].read_text("utf-8").split("\n"))
+    found = defined(FRONT[name])
+    line = found[IDEAS[name]]
+    assert line <= lines / 3, f"{IDEAS[name]} stands at line {line} of {lines}"
+    before = [n for n, at in found.items() if at < line and n.startswith("_check_")]
+    assert not before, f"before the idea: {', '.join(before)}"
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_what_draws_and_what_guards(name):
+    """A front room draws nothing, and its guards are nobody else's business."""
+    drawing = {module.split(".")[0] for module in imported(FRONT[name])} & DRAWING
+    assert not drawing, f"{name} imports {', '.join(drawing)}: that is for its figures"
+    for known in public(FRONT[name]):
+        assert not known.startswith("check_"), f"{known}: exercises are checked so"
+        assert not re.match(r"(plot|draw)_|.*_figure$", known), f"{known} draws"
+    for known in defined(FRONT[name]):
+        wanted = known in public(FRONT[name])
+        assert wanted != known.startswith("_"), f"{known}: public or with an underscore"
+
+
+def test_library_names_are_public():
+    for name, module in transformer_lib._HOME.items():
+        assert name in public(FRONT[module]), f"{name} is not in {module}.__all__"
