@@ -23,7 +23,7 @@ MADE = re.compile(r"transformer_lib/([\w/]+\.py|evidence/.*json)$")
 AND = r"(?:,\s|\s(?:and|or|to)\s|,\s(?:and|or)\s|[-–])"
 BETWEEN = r"(?:\s|\\n|[#>/*\"]\s)+"  # a line may end between "chapter" and its number
 LISTED = re.compile(
-    rf"(?<!\w)(chapters?\b{BETWEEN}|CHAPTERS?=[\"']?|:only:\s)(\d\d(?:(?:{AND}|\s)\d\d)*)\b",
+    rf"(?<!\w)(chapters?\b{BETWEEN}|CHAPTERS?=[\"']?|:only:\s|\{{questions\}}\s)(\d\d(?:(?:{AND}|\s)\d\d)*)\b",
     re.IGNORECASE,
 )
 PARTS = re.compile(
