@@ -11,6 +11,7 @@ import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peers import (
@@ -22,6 +23,7 @@ from peers import (
     kept_rounds,
     race,
 )
+from scipy import stats
 from training import SIZES, prepared
 
 from transformer_lib.batches import make_batch, pad
@@ -220,28 +222,61 @@ def test_ctranslate2_greedy(engine, shipped, batch):
     assert theirs == [tokenizer.decode(ids) for ids in greedy_decode(model, batch[0])]
 
 
-def test_benchmark_runs(tmp_path, capsys):
-    """`python benchmarks/decoding.py --quick`: it writes what it measured."""
+@pytest.fixture
+def benchmark(monkeypatch):
+    """benchmarks/decoding.py as a module."""
     needs("transformers")
     needs("ctranslate2")
-    path = Path(__file__).parents[1] / "benchmarks" / "decoding.py"
-    spec = importlib.util.spec_from_file_location("benchmark_decoding", path)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
+    folder = Path(__file__).parents[1] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
+    spec = importlib.util.spec_from_file_location("decoding_", folder / "decoding.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     threads = torch.get_num_threads()
-    try:
-        benchmark.main(
-            ["--quick", "--threads", str(threads), "--out", str(tmp_path / "a.json")]
-        )
-    finally:
-        torch.set_num_threads(threads)
+    yield module
+    torch.set_num_threads(threads)
+
+
+def test_benchmark_runs(benchmark, tmp_path, capsys):
+    """`python benchmarks/decoding.py --quick`: the same outputs; it can be resumed."""
+    asked = ["--quick", "--threads", str(torch.get_num_threads()),
+             "--rounds", str(tmp_path / "rounds.json"),
+             "--out", str(tmp_path / "a.json")]  # fmt: skip
+    benchmark.main(asked)
     record = json.loads((tmp_path / "a.json").read_text())
     results = record["results"]
-    assert results["ours"]["in_beam_of_uncached"] == "16/16"
-    assert results["Hugging Face"]["in_beam_of_uncached"] == "16/16"
-    assert results["CTranslate2 float32"]["in_beam_of_uncached"] == "16/16"
+    case = results["shipped, batch 4"]["engines"]
+    names = {"Hugging Face, by length", "Hugging Face, as fed", "CTranslate2 float32"}
+    for name in names:
+        assert case[name]["as_ours"] >= 6, name  # their penalties are others
+    assert case.keys() == names | {"ours float32", "ours bfloat16", "ours int8",
+                                   "CTranslate2 int8"}  # fmt: skip
+    lengths = {row["tokens"] for row in results["tiny, batch 2"]["engines"].values()}
+    assert lengths == {4 * 7}  # all write as many: 6 and the end
     assert record["data_sha256"] and record["environment"]["versions"]
     assert "tokens/s" in capsys.readouterr().out
+    first = json.loads((tmp_path / "rounds.json").read_text())["cases"]
+    benchmark.main(asked)
+    assert "going on" in capsys.readouterr().out
+    second = json.loads((tmp_path / "rounds.json").read_text())["cases"]
+    for name, each in first.items():
+        assert each["seconds"] == second[name]["seconds"]  # two rounds were enough
+
+
+def test_benchmark_is_sure_of_its_ratios(benchmark):
+    """The interval is Student's, as scipy has it, and narrow enough or not."""
+    mine, theirs = [1.0, 1.1, 0.9, 1.0, 1.05], [2.0, 2.1, 1.95, 2.2, 2.0]
+    found = benchmark.ratio_of(mine, theirs)
+    logs = np.log(np.array(theirs) / mine)
+    low, high = stats.t.interval(0.95, 4, logs.mean(), stats.sem(logs))
+    wanted = np.exp([logs.mean(), low, high])
+    got = [found["ratio"], found["low"], found["high"]]
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    peer = "Hugging Face, by length"
+    assert not benchmark.sure({"ours float32": mine, peer: theirs})
+    steady = {"ours float32": [1.0] * 4, peer: [2.0, 2.02, 1.98, 2.0]}
+    assert benchmark.sure(steady)
+    assert not benchmark.sure({name: s[:3] for name, s in steady.items()})
 
 
 def test_peers_race_on_equal_batches(tmp_path):

@@ -39,6 +39,7 @@ from transformer_lib.family import FamilyConfig, build_model
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.serving import (
     CTranslate2Model,
+    Int8Linear,
     OnnxModel,
     OnnxSteps,
     export_ctranslate2,
@@ -52,6 +53,7 @@ from transformer_lib.serving import (
     marian_scores,
     pack_weights,
     sines_first,
+    to_int8,
     to_marian,
     token_scores,
     tokenizer_data,
@@ -605,6 +607,96 @@ def test_ctranslate2_has_no_place_for_odd_heads(tmp_path):
         export_ctranslate2(*small_model(), tmp_path / "it", "int4")
     with pytest.raises(ValueError, match="is no export for CTranslate2"):
         CTranslate2Model(tmp_path)
+
+
+# --- int8 in torch --------------------------------------------------------------------
+
+
+@given(
+    rows=st.integers(1, 9),
+    inside=st.integers(1, 70),
+    outside=st.integers(1, 40),
+    size=st.sampled_from([1e-6, 1.0, 1e6]),
+    bias=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_int8_products_are_those_of_numpy(rows, inside, outside, size, bias, seed):
+    """Exact sums of whole numbers, and no further from float64 than rounding allows."""
+    torch.manual_seed(seed)
+    linear = torch.nn.Linear(inside, outside, bias=bias)
+    x = size * torch.randn(1, rows, inside)
+    with torch.inference_mode():
+        found = Int8Linear(linear)(x)[0].double().numpy()
+    x, w = x[0].double().numpy(), linear.weight.detach().double().numpy()
+    b = linear.bias.detach().double().numpy() if bias else 0.0
+    x_scale = np.abs(x).max(axis=1, keepdims=True) / 127
+    w_scale = np.abs(w).max(axis=1, keepdims=True) / 127
+    # Each factor is off by half a scale at most; |xy - uv| <= |x||y - v| + |v||x - u|.
+    bound = (
+        np.abs(x).sum(1)[:, None] * w_scale.T / 2
+        + (np.abs(w).sum(1)[:, None] + inside * w_scale / 2).T * x_scale / 2
+    )
+    assert (np.abs(found - (x @ w.T + b)) <= 1.001 * bound + 1e-6).all()
+    whole = np.rint(w / w_scale).astype(np.int64)
+    if size == 1.0:  # where no half is rounded the other way in float32
+        exact = np.rint(x / x_scale).astype(np.int64) @ whole.T * x_scale * w_scale.T
+        off = np.abs(found - exact - b) > 1e-4 * np.abs(exact).max() + 1e-6
+        assert off.mean() < 0.1 or rows * outside < 20
+
+
+def test_int8_translates_the_same_alone_and_in_company(exported):
+    """A scale for each row: neighbours and padding change no translation."""
+    model, tokenizer, _ = load_pretrained("tatoeba-en-de", "cpu")
+    fast = to_int8(model)
+    texts = ["Tom is reading a book.", "Help!", "I don't know what to say about that."]
+    rows = [[*tokenizer.encode(text), EOS] for text in texts]
+    together = [best[0].ids for best in beam_search(fast, pad(rows))]
+    alone = [beam_search(fast, pad([row]))[0][0].ids for row in rows]
+    assert together == alone == [best[0].ids for best in beam_search(model, pad(rows))]
+    src, tgt = outputs_for(tokenizer)
+    found, wanted = token_scores(fast, src, tgt), token_scores(model, src, tgt)
+    gaps = [abs(a - b) for x, y in zip(found, wanted, strict=True)
+            for a, b in zip(x, y, strict=True)]  # fmt: skip
+    assert 0 < max(gaps) and np.mean(gaps) < 0.05
+    assert Translator(fast, tokenizer)(texts) == Translator(model, tokenizer)(texts)
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm_first": True, "attention_bias": True}])
+def test_int8_is_saved_and_read(changes):
+    model, tokenizer = small_model(**changes)
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    fast = to_int8(model.train())
+    assert model.training and not fast.training
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    torch.manual_seed(1)
+    other, _ = small_model(**changes)
+    for p in other.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    other = to_int8(other)
+    src, tgt = outputs_for(tokenizer)
+    wanted = token_scores(fast, src, tgt)
+    assert token_scores(other, src, tgt) != wanted
+    other.load_state_dict(fast.state_dict())
+    assert token_scores(other, src, tgt) == wanted
+    kinds = {type(m) for m in fast.modules()}
+    assert Int8Linear in kinds and torch.nn.Linear not in kinds
+
+
+def test_int8_says_where_it_does_not_work():
+    model, _ = small_model()
+    with pytest.raises(ValueError, match="the model is on meta; int8 products are for"):
+        to_int8(model.to("meta"))
+    linear = Int8Linear(torch.nn.Linear(4, 3))
+    with pytest.raises(ValueError, match="for a CPU, and x is on meta"):
+        linear(torch.zeros(2, 4, device="meta"))
+    broken = torch.nn.Linear(4, 3)
+    broken.weight.data[1, 2] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        Int8Linear(broken)
+    with torch.inference_mode():
+        for bad in (torch.nan, torch.inf):  # damage goes on, for the search to refuse
+            assert not linear(torch.tensor([[1.0, bad, 0.0, 0.0]])).isfinite().any()
+        assert torch.equal(linear(torch.zeros(1, 4))[0], linear.bias)
 
 
 @pytest.fixture(scope="module")

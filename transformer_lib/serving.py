@@ -12,8 +12,8 @@ __all__ = ['ENCODER', 'STEP', 'KINDS', 'TYPES', 'MARKS', 'FIXED', 'NAMES', 'MUST
            'without_bars', 'marian_places', 'attention_places', 'sines_first', 'marian_config', 'to_marian',
            'export_marian', 'piece_names', 'from_marian', 'marian_model', 'ctranslate2_spec', 'copied',
            'positions_table', 'fill_layer', 'fill_norm', 'fill_linear', 'export_ctranslate2', 'CTranslate2Model',
-           'read_config', 'token_scores', 'onnx_scores', 'marian_scores', 'export', 'prove', 'TranslationHandler',
-           'translated', 'TranslationServer', 'asked_texts', 'translation_server']
+           'read_config', 'token_scores', 'onnx_scores', 'marian_scores', 'Int8Linear', 'to_int8', 'export', 'prove',
+           'TranslationHandler', 'translated', 'TranslationServer', 'asked_texts', 'translation_server']
 
 # %% ../notebooks/21_serving.ipynb #387a760d
 import contextlib
@@ -49,6 +49,7 @@ from transformer_lib.decoding import (
 from .evaluation import trained_length, translate_lines
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .positions import LearnedPositions, frequencies
+from .speed import quantize_rows
 from .text import BOS, EOS, PAD, UNK, Tokenizer, whole_file
 from .training import check_manifest, write_json, write_manifest
 from .transformer import Transformer, TransformerConfig, default_device
@@ -1194,6 +1195,70 @@ def marian_scores(folder: Path, src, tgt) -> list[list[float]]:
         return twin(src_ids, attention_mask=mask, decoder_input_ids=tgt_in).logits
 
     return token_scores(forward, src, tgt)
+
+# %% ../notebooks/21_serving.ipynb #cabe6209
+class Int8Linear(nn.Module):
+    """A linear map that multiplies whole numbers: 8 bits a factor, 32 bits a sum.
+
+    The weights are rounded once, the inputs at each call, each row with a scale of its
+    own: what a sentence gets does not depend on its neighbours in the batch.
+
+    Args:
+        linear: What is rounded. Its bias stays as it is.
+
+    Source: Bhandare et al. 2019 (int8 for the Transformer).
+    """
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        whole, scale = quantize_rows(linear.weight.detach())  # (out, in), (out, 1)
+        # Not contiguous(): of a matrix with one row it keeps strides that torch misreads.
+        whole = whole.t().clone(memory_format=torch.contiguous_format)  # (in, out)
+        self.register_buffer("int8_weight", whole)
+        self.register_buffer("scale", scale[:, 0])  # (out,)
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        self.register_buffer("bias", bias)  # (out,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (..., in) to (..., out).
+
+        Raises:
+            ValueError: If x is not on a CPU.
+        """
+        if x.device.type != "cpu":
+            raise ValueError(f"int8 products are for a CPU, and x is on {x.device}.")
+        rows = x.flatten(0, -2).float()  # (M, in)
+        scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127  # (M, 1)
+        whole = (rows / scale).round_().to(torch.int8)  # (M, in), from -127 to 127
+        sums = torch._int_mm(whole, self.int8_weight)  # (M, out), int32: exact
+        out = sums.float().mul_(scale).mul_(self.scale)  # (M, out)
+        out = out if self.bias is None else out.add_(self.bias)
+        return out.view(*x.shape[:-1], -1).to(x.dtype)
+
+
+def to_int8(model: Transformer) -> Transformer:
+    """A copy of a model for translating on a CPU, its matrix products in int8.
+
+    It goes wherever a model goes that is not trained: beam_search, Translator,
+    evaluate. Embeddings, attention and normalization stay in floating point.
+
+    Args:
+        model: A trained model, on a CPU; it stays as it is.
+
+    Raises:
+        ValueError: If the model is not on a CPU, or a weight is not finite.
+    """
+    if model.device.type != "cpu":
+        raise ValueError(
+            f"the model is on {model.device}; int8 products are for a CPU: call "
+            "to_int8(model.cpu()), or translate on the GPU as it is."
+        )
+    model = copy.deepcopy(model).eval()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, Int8Linear(child))
+    return model
 
 # %% ../notebooks/21_serving.ipynb #7679b137
 EXPORTS = ("onnx", "marian", "ctranslate2", "ctranslate2-int8")
