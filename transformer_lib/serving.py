@@ -1212,7 +1212,7 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         whole, scale = quantize_rows(linear.weight.detach())  # (out, in), (out, 1)
-        # Not contiguous(): of a matrix with one row it keeps strides that torch misreads.
+        # contiguous() would keep odd strides of a single row, which torch misreads.
         whole = whole.t().clone(memory_format=torch.contiguous_format)  # (in, out)
         self.register_buffer("int8_weight", whole)
         self.register_buffer("scale", scale[:, 0])  # (out,)
