@@ -13,7 +13,7 @@ same precision, dropout and threads, and its own best attention. "ours" is what
 `transformer-lib train` runs: its set_up, its batches made ahead, its update, the
 switches of its recipe as they are by default. "Hugging Face" without "by length" is a
 second line: a fixed number of any pairs, padded to the longest, as from a plain
-DataLoader.
+DataLoader. "ours, packed" is a third: as many tokens of any pairs, several in a row.
 
 Each contender is a process of its own, so that its peak memory is its own, above what
 the text and the loaded packages take. A round is --updates updates of each, in turn
@@ -64,7 +64,13 @@ from training import (
 )
 
 from transformer_lib import training as library
-from transformer_lib.batches import load_prepared, make_batch, plan_batches
+from transformer_lib.batches import (
+    load_prepared,
+    make_batch,
+    pack,
+    plan_batches,
+    plan_packed,
+)
 from transformer_lib.objective import build_optimizer
 from transformer_lib.text import BOS, EOS, PAD, UNK, CorpusUnavailable, load_corpus
 from transformer_lib.training import environment_record, write_json
@@ -108,11 +114,15 @@ class Peer:
     def begin(self, ready, plan, asked) -> None:
         """Make ready for the first round, with an update that warms up."""
         self.ready, self.plan = ready, plan
-        self.update(make_batch(ready.train, plan[-1]))
+        self.update(self.batch(-1))
+
+    def batch(self, place: int):
+        """The batch of a place in the plan."""
+        return make_batch(self.ready.train, self.plan[place])
 
     def timed(self, places: range) -> tuple[float, float]:
         """Seconds by the clock and of the processor for the batches of these places."""
-        batches = [make_batch(self.ready.train, self.plan[i]) for i in places]
+        batches = [self.batch(i) for i in places]
         start, busy = time.perf_counter(), time.process_time()
         for batch in batches:
             self.update(batch)
@@ -121,6 +131,8 @@ class Peer:
 
 class Ours(Peer):
     """What `transformer-lib train` runs."""
+
+    width = 0  # of a row in which several pairs lie
 
     def build(self, config):
         self.shared = library.BatchLoss(Transformer(config))
@@ -140,7 +152,8 @@ class Ours(Peer):
         recipe = library.Recipe(
             "peers", ready.data["corpus"], model=SIZES[asked.size] | {
                 "dropout": DROPOUT}, max_tokens=asked.max_tokens, epsilon=EPSILON,
-            precision=self.precision, max_steps=10**6, **data,
+            precision=self.precision, packed=self.width,
+            max_steps=10**6, **data,
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as run_dir:
             run = Path(run_dir)
@@ -156,12 +169,19 @@ class Ours(Peer):
             library.one_update(self.trainer, place, batches)
         spent = time.perf_counter() - start, time.process_time() - busy
         assert self.trainer.at.batch == places.stop  # equal batches
-        assert place[0].indices == self.plan[places[-1]]
+        assert place[0].indices == list(self.plan[places[-1]])
         return spent
 
 
 class OursInBfloat16(Ours):
     precision = "bfloat16"
+
+
+class OursPacked(Ours):
+    feed, width = "packed", 64
+
+    def batch(self, place):
+        return pack(self.ready.train, self.plan[place], self.width)
 
 
 class Torch(Peer):
@@ -291,6 +311,7 @@ PEERS = {
     "ours, bfloat16": OursInBfloat16,
     "Hugging Face, by length, bfloat16": HuggingFaceInBfloat16,
     "Hugging Face": HuggingFaceRandom,  # the second line: random batches, padded
+    "ours, packed": OursPacked,  # and a third: several pairs in a row, no padding
 }  # fmt: skip
 REFERENCE = "Hugging Face, by length"
 INSTALLED_ASIDE = "JoeyNMT, by length", "x-transformers, by length"
@@ -321,7 +342,7 @@ def contend(asked) -> None:
         for line in sys.stdin:
             places = range(int(line) * asked.updates, (int(line) + 1) * asked.updates)
             seconds, busy = peer.timed(places)
-            used = [make_batch(ready.train, plan[i]) for i in places]
+            used = [peer.batch(i) for i in places]
             losses[1:] = [held_out_loss(peer, held_out)]
             run = {
                 "tokens": sum(batch.num_tokens for batch in used),
@@ -333,9 +354,11 @@ def contend(asked) -> None:
 
 
 def division(ready, feed: str, max_tokens: int) -> list[list[int]]:
-    """How the text is divided into batches: the first epoch, by length or at random."""
+    """How the text is divided into batches, in the first epoch."""
     if feed == "by length":
         return plan_batches(ready.train, max_tokens, seed=0, epoch=0)
+    if feed == "packed":
+        return plan_packed(ready.train, max_tokens, seed=0, epoch=0)
     return list(plans(ready.train, max_tokens).values())[1]
 
 
@@ -782,7 +805,7 @@ def report(record: dict) -> None:
         for name, row in case["training"].items():
             losses = " ".join(f"{loss:.3f}" for loss in row["rounds"][0]["losses"])
             within = row["ours_times_within"]
-            name += "" if PEERS[name].feed == "by length" else " (random batches)"
+            name += " (random batches)" if PEERS[name].feed == "random" else ""
             print(
                 f"{name:34}{row['tokens_per_second']:8,.0f} tokens/s, ours "
                 f"{row['ours_times']:5.2f} times"

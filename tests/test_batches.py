@@ -26,14 +26,17 @@ from transformer_lib.batches import (
     TokenPairs,
     batches,
     fill,
+    fill_rows,
     flatten,
     id_type,
     join_pairs,
     load_prepared,
     make_batch,
+    pack,
     pad,
     pieces_of,
     plan_batches,
+    plan_packed,
     prepare,
     sample_pairs,
     tokenize_pairs,
@@ -981,3 +984,56 @@ def test_joined_pairs_come_after_the_pairs_and_keep_their_sides_together():
     assert join_pairs(pairs, share=0, max_length=9) is pairs
     with pytest.raises(ValueError, match="share=-1"):
         join_pairs(pairs, share=-1, max_length=9)
+
+
+# --- packed rows ---
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1),
+       st.integers(9, 30))  # fmt: skip
+def test_rows_are_filled_and_none_is_over(sizes, width):
+    rows = fill_rows(sizes, width)
+    assert sorted(i for row in rows for i in row) == list(range(len(sizes)))
+    room = [[sum(sizes[i][side] for i in row) for side in (0, 1)] for row in rows]
+    assert all(max(used) <= width for used in room)
+    for side in range(len(rows) - 1):  # the first pair of a later row fitted nowhere
+        first = sizes[rows[side + 1][0]]
+        assert max(room[0][0] + first[0], room[0][1] + first[1]) > width
+
+
+def test_a_pair_that_fits_no_row_is_refused():
+    with pytest.raises(ValueError, match="pair 1 has 12 tokens, and a row holds 10"):
+        fill_rows([(3, 4), (12, 2)], 10)
+
+
+def test_a_long_pair_makes_its_rows_wide():
+    pairs = token_pairs([([5] * 3, [6] * 2), ([5] * 12, [6] * 4), ([5] * 7, [6] * 7)])
+    packed = pack(pairs, [0, 1, 2], width=10)
+    assert packed.src_ids.shape == (2, 13) and packed.num_tokens == 3 + 5 + 8
+    with pytest.raises(ValueError, match="no rows"):
+        pack(pairs, [], 10)
+
+
+@given(ROWS, st.integers(16, 60), st.integers(0, 9))
+@EASY
+def test_a_plan_of_packed_rows_takes_each_pair_once(rows, budget, epoch):
+    """As a plain loop cuts the same order: a batch ends where one side is over."""
+    pairs = token_pairs(rows)
+    plan = [part.tolist() for part in plan_packed(pairs, budget, 3, epoch)]
+    order = np.random.default_rng([3, epoch]).permutation(len(pairs)).tolist()
+    wanted, used = [[]], [0, 0]
+    for i in order:
+        size = len(pairs[i][0]) + 1, len(pairs[i][1]) + 1
+        if max(a + b for a, b in zip(used, size, strict=True)) > budget:
+            wanted.append([])
+            used = [0, 0]
+        wanted[-1].append(i)
+        used = [a + b for a, b in zip(used, size, strict=True)]
+    assert plan == wanted
+
+
+def test_a_pair_over_the_budget_is_named_in_any_plan():
+    pairs = token_pairs([([5] * 3, [6] * 2), ([5] * 12, [6] * 4)])
+    for planned in (plan_batches, plan_packed):
+        with pytest.raises(ValueError, match="pair 1 has 13 tokens, more than max_tok"):
+            planned(pairs, 12)

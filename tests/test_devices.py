@@ -21,7 +21,7 @@ from transformer_lib import (
     training,
     transformer,
 )
-from transformer_lib.batches import Batch, make_batch, pad, tokenize_pairs
+from transformer_lib.batches import Batch, make_batch, pack, pad, tokenize_pairs
 from transformer_lib.evaluation import Translator
 from transformer_lib.text import BOS, EOS, PAD, Tokenizer, load_corpus
 from transformer_lib.training import Recipe, load_pretrained, load_run, train
@@ -158,7 +158,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     "trace_beam": (model_of, lambda m: decoding.trace_beam(m, ids()[1:2], 3)),
     "packed_hidden": (
         model_of,
-        lambda m: cpu(speed.packed_hidden(m, packed())),
+        lambda m: cpu(training.packed_hidden(m, packed())),
     ),
     "mean_loss": (
         model_of,
@@ -213,7 +213,7 @@ def starts() -> torch.Tensor:
 
 def packed():
     rows = [([5, 6, 7], [8, 9]), ([10, 11], [12]), ([13], [14, 15, 16])]
-    return speed.pack(token_pairs(rows), range(3), 16)
+    return pack(token_pairs(rows), range(3), 16)
 
 
 def token_pairs(rows):

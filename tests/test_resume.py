@@ -165,6 +165,17 @@ def test_float16_goes_on_with_its_scale(corpus, data_dir, tmp_path):
     assert one["steady"] == two["steady"] > 8 and one["scale"] == two["scale"]
 
 
+def test_packed_rows_go_on_in_the_middle_of_an_epoch(corpus, data_dir, tmp_path):
+    """Stopped and gone on with, dropout on: the same run to the bit."""
+    settings = {"packed": 40, "max_tokens": 600}
+    short, long = (recipe_of(corpus, max_steps=n, **settings) for n in (14, 26))
+    train(long, tmp_path / "whole", data_dir, show=False)
+    run = train(short, tmp_path / "parts", data_dir, show=False)
+    assert run.progress.epoch and run.progress.batch
+    train(long, tmp_path / "parts", data_dir, show=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def cut_short(path):
     """A file of which only the first half arrived."""
     content = path.read_bytes()

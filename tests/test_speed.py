@@ -1,4 +1,4 @@
-"""Chapter 14: packed rows, chunks and switches against the plain path; memory."""
+"""Chapter 14: chunks and switches against the plain path; memory."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_lib import speed
@@ -29,19 +29,15 @@ from transformer_lib.speed import (
     attention_as,
     climb,
     feed,
-    fill_rows,
     first_losses,
     ladder,
     laps,
     matmul_ceiling,
     mean_loss,
-    pack,
-    packed_hidden,
     quantize_rows,
     quantized,
     race,
     ratio_interval,
-    same_part,
     trainer,
     training_flops,
 )
@@ -69,79 +65,7 @@ def model():
     return Transformer(CONFIG).eval()
 
 
-def one_by_one(model, pairs, indices):
-    """Source, target and hidden states of each pair alone: the plain path."""
-    for i in indices:
-        batch = make_batch(pairs, [i])
-        hidden = model.decode(batch.tgt_in, model.encode(batch.src_ids), batch.src_ids)
-        yield batch.src_ids[0], batch.tgt_out[0], hidden[0]
-
-
-def ids_of(*sides):
-    """Tensors of ids as something to look up by: two pairs may share one side."""
-    return tuple(tuple(side.tolist()) for side in sides)
-
-
-# --- packing ---
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1),
-       st.integers(9, 30))  # fmt: skip
-def test_rows_are_filled_and_none_is_over(sizes, width):
-    rows = fill_rows(sizes, width)
-    assert sorted(i for row in rows for i in row) == list(range(len(sizes)))
-    room = [[sum(sizes[i][side] for i in row) for side in (0, 1)] for row in rows]
-    assert all(max(used) <= width for used in room)
-    for side in range(len(rows) - 1):  # the first pair of a later row fitted nowhere
-        first = sizes[rows[side + 1][0]]
-        assert max(room[0][0] + first[0], room[0][1] + first[1]) > width
-
-
-def test_a_pair_that_fits_no_row_is_refused():
-    with pytest.raises(ValueError, match="pair 1 has 12 tokens, and a row holds 10"):
-        fill_rows([(3, 4), (12, 2)], 10)
-
-
-@given(st.integers(0, 1000), st.integers(10, 40))
-@settings(max_examples=15)
-def test_packed_rows_give_what_the_pairs_give_alone(seed, width):
-    """Hidden states of every token, in whatever row and place it came to lie."""
-    torch.manual_seed(seed)
-    model, pairs = Transformer(CONFIG).eval(), token_pairs(9, seed=seed)
-    packed = pack(pairs, range(9), width)
-    with torch.no_grad():
-        hidden = packed_hidden(model, packed)
-        alone = {ids_of(s, t): h for s, t, h in one_by_one(model, pairs, range(9))}
-    found = 0
-    for row in range(len(packed.src_ids)):
-        for part in range(1, int(packed.tgt_part[row].max()) + 1):
-            here = packed.tgt_part[row] == part
-            source = packed.src_ids[row][packed.src_part[row] == part]
-            target = packed.tgt_out[row][here]
-            assert packed.tgt_place[row][here].tolist() == list(range(len(target)))
-            assert target[-1] == EOS
-            torch.testing.assert_close(hidden[row][here], alone[ids_of(source, target)],
-                                       atol=1e-5, rtol=1e-5)  # fmt: skip
-            found += len(target)
-    assert found == packed.num_tokens == int(pairs.tgt_lengths.sum())
-
-
-def test_gradients_of_packed_rows(model):
-    pairs = token_pairs(12)
-    packed = pack(pairs, range(12), 24)
-    mean_loss(model, packed).backward()
-    got = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    mean_loss(model, make_batch(pairs, range(12))).backward()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(got[name], p.grad, atol=1e-6, rtol=1e-4)
-
-
-def test_same_part_by_a_plain_loop():
-    query, key = torch.tensor([[1, 1, 2, 0]]), torch.tensor([[1, 2, 2, 0, 0]])
-    looks, seen = query[0].tolist(), key[0].tolist()
-    wanted = [[q == k and k > 0 for k in seen] for q in looks]
-    assert same_part(query, key).tolist() == [[wanted]]
+# --- what a batch holds ---
 
 
 @pytest.mark.parametrize("how", ["random", "length", "packed"])

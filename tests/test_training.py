@@ -1,5 +1,6 @@
 """Chapter 11: updates against torch's own, runs that resume, recipes, mistakes."""
 
+import gc
 import importlib.util
 import json
 import math
@@ -9,10 +10,12 @@ import shutil
 import subprocess
 import sys
 import threading
+import tracemalloc
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,20 +24,29 @@ from safetensors.torch import load_file
 
 import transformer_lib.training as training
 from transformer_lib import text as text_module
-from transformer_lib.batches import make_batch, prepare, tokenize_pairs
+from transformer_lib.batches import (
+    TokenPairs,
+    flatten,
+    make_batch,
+    pack,
+    prepare,
+    tokenize_pairs,
+)
 from transformer_lib.exercises.training import (
     check_average,
     check_best_step,
     check_mean_loss,
 )
 from transformer_lib.objective import build_optimizer
-from transformer_lib.text import Corpus, Tokenizer, grammar_split
+from transformer_lib.text import EOS, Corpus, Tokenizer, grammar_split
 from transformer_lib.training import (
     Progress,
     Recipe,
     Update,
     average_checkpoints,
     load_run,
+    packed_hidden,
+    same_part,
     update,
 )
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -360,14 +372,87 @@ def test_an_unknown_precision_is_refused(model, pairs):
         update(model, build_optimizer(model), group, 1e-3, 0.1, 0.0, "float64")
 
 
-def losses_of(model, pairs, precision="float32", chunk=256, fused=True, scale=1.0):
-    """Losses of five updates from the same weights on the same batches."""
+# --- packed rows ---
+
+
+def drawn_pairs(count, seed):
+    """Pairs of random ids, of 1 to 9 tokens."""
+    rng = random.Random(seed)
+    sides = [[[rng.randrange(4, 50) for _ in range(rng.randint(1, 9))]
+              for _ in range(count)] for _ in "st"]  # fmt: skip
+    return TokenPairs(*flatten(sides[0], 50), *flatten(sides[1], 50))
+
+
+def one_by_one(model, pairs, indices):
+    """Source, target and hidden states of each pair alone: the plain path."""
+    for i in indices:
+        batch = make_batch(pairs, [i])
+        hidden = model.decode(batch.tgt_in, model.encode(batch.src_ids), batch.src_ids)
+        yield batch.src_ids[0], batch.tgt_out[0], hidden[0]
+
+
+def ids_of(*sides):
+    """Tensors of ids as something to look up by: two pairs may share one side."""
+    return tuple(tuple(side.tolist()) for side in sides)
+
+
+@given(st.integers(0, 1000), st.integers(10, 40))
+@settings(max_examples=15)
+def test_packed_rows_give_what_the_pairs_give_alone(seed, width):
+    """Hidden states of every token, in whatever row and place it came to lie."""
+    torch.manual_seed(seed)
+    config = TransformerConfig(50, **SMALL | {"d_model": 16})
+    model, pairs = Transformer(config).eval(), drawn_pairs(9, seed)
+    packed = pack(pairs, range(9), width)
+    with torch.no_grad():
+        hidden = packed_hidden(model, packed)
+        alone = {ids_of(s, t): h for s, t, h in one_by_one(model, pairs, range(9))}
+    found = 0
+    for row in range(len(packed.src_ids)):
+        for part in range(1, int(packed.tgt_part[row].max()) + 1):
+            here = packed.tgt_part[row] == part
+            source = packed.src_ids[row][packed.src_part[row] == part]
+            target = packed.tgt_out[row][here]
+            assert packed.tgt_place[row][here].tolist() == list(range(len(target)))
+            assert target[-1] == EOS
+            torch.testing.assert_close(hidden[row][here], alone[ids_of(source, target)],
+                                       atol=1e-5, rtol=1e-5)  # fmt: skip
+            found += len(target)
+    assert found == packed.num_tokens == int(pairs.tgt_lengths.sum())
+
+
+def test_gradients_of_packed_rows(model, pairs):
+    update(model, build_optimizer(model), [pack(pairs, range(12), 40)], 0.0, 0.1)
+    got = {name: p.grad.clone() for name, p in model.named_parameters()}
+    update(model, build_optimizer(model), [make_batch(pairs, range(12))], 0.0, 0.1)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(got[name], p.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_same_part_by_a_plain_loop():
+    query, key = torch.tensor([[1, 1, 2, 0]]), torch.tensor([[1, 2, 2, 0, 0]])
+    looks, seen = query[0].tolist(), key[0].tolist()
+    wanted = [[q == k and k > 0 for k in seen] for q in looks]
+    assert same_part(query, key).tolist() == [[wanted]]
+
+
+# --- the switches of a recipe ---
+
+
+def losses_of(model, pairs, precision="float32", chunk=256, fused=True, scale=1.0,
+              packed=0, compiled=False, sparse=False):  # fmt: skip
+    """Losses of five updates from the same weights on the same pairs."""
     twin = Transformer(model.config)
     twin.load_state_dict(model.state_dict())
     shared, adam = training.BatchLoss(twin, chunk), build_optimizer(twin, fused)
     found = []
+    twin.src_embedding.sparse = twin.tgt_embedding.sparse = sparse
+    if compiled:
+        training.compile_layers(twin)
+        assert twin.encoder._compiled_call_impl and twin.decoder._compiled_call_impl
     for i in range(5):
-        group = [make_batch(pairs, range(9 * i, 9 * i + 9))]
+        some = range(9 * i, 9 * i + 9)
+        group = [pack(pairs, some, packed) if packed else make_batch(pairs, some)]
         done = update(shared, adam, group, 3e-3, 0.1, 0.0, precision, scale)
         assert done.finite
         found.append(done.loss / done.tokens)
@@ -377,9 +462,18 @@ def losses_of(model, pairs, precision="float32", chunk=256, fused=True, scale=1.
 @pytest.mark.parametrize(("switch", "within"), [
     ({"chunk": 0}, 1e-5), ({"chunk": 7}, 1e-5), ({"fused": False}, 1e-5),
     ({"scale": 2.0**20}, 1e-6), ({"precision": "bfloat16"}, 0.03),
-    ({"precision": "float16", "scale": 2.0**10}, 0.01),
+    ({"precision": "float16", "scale": 2.0**10}, 0.01), ({"packed": 40}, 1e-5),
+    ({"sparse": True}, 1e-5), ({"sparse": True, "chunk": 0}, 1e-5),
+    ({"packed": 40, "chunk": 7, "precision": "bfloat16"}, 0.03),
+    ({"compiled": True}, 1e-5), ({"compiled": True, "packed": 40}, 1e-5),
 ])  # fmt: skip
-def test_each_switch_trains_as_the_plain_path(model, pairs, switch, within):
+def test_each_switch_trains_as_the_plain_path(
+    model, pairs, switch, within, monkeypatch
+):
+    """What the compiler's front ends trace is run; no C++ compiler is needed for it."""
+    traced = partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", traced)
+    torch.compiler.reset()
     plain = losses_of(model, pairs, chunk=0, fused=False)
     assert losses_of(model, pairs, **switch) == pytest.approx(plain, abs=within)
 
@@ -946,3 +1040,44 @@ def test_the_shipped_model_is_that_of_the_record():
     began = training.read_evidence("tatoeba-en-de-start")["recipe"]
     assert Recipe.of(began) == start
     assert record["scores"]["sacreBLEU"]["value"] > 23
+
+
+# --- memory ---
+
+
+def test_a_run_holds_a_few_bytes_of_each_pair():
+    """The order of an epoch, while it is made and after: whatever the text's size."""
+    count, held = 200_000, {}
+    rng, sides = np.random.default_rng(0), []
+    for _ in "st":
+        offsets = np.concatenate([[0], np.cumsum(rng.integers(3, 30, count))])
+        sides += [np.zeros(offsets[-1], np.uint16), offsets]
+    pairs = TokenPairs(*sides)
+    for packed in (0, 64):
+        recipe = tiny(packed=packed, max_tokens=1000)
+        tracemalloc.start()
+        found = training.places(pairs, recipe, Progress())
+        first = next(found)
+        held[packed] = [size / count for size in tracemalloc.get_traced_memory()]
+        tracemalloc.stop()
+        assert len(first.indices) > 10
+    for now, most in held.values():
+        assert now < 24 and most < 100, held
+
+
+def test_memory_does_not_grow_with_the_length_of_a_run(train, tmp_path, monkeypatch):
+    """Live tensors, and what Python holds, at one validation and 60 updates later."""
+    real, seen = training.validate_and_save, []
+
+    def counted(*given):
+        real(*given)
+        gc.collect()
+        live = sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
+        seen.append((live, tracemalloc.get_traced_memory()[0]))
+
+    monkeypatch.setattr(training, "validate_and_save", counted)
+    tracemalloc.start()
+    train(tiny(max_steps=90, validate_every=15), tmp_path)
+    tracemalloc.stop()
+    (tensors, before), *_, (later, after) = seen[1:]
+    assert later <= tensors and after - before < 60 * 500, seen

@@ -130,7 +130,8 @@ class ChunkedLoss(torch.autograd.Function):
         some_of, weight = hidden.detach().to(low), table.detach().to(low)
         total = hidden.new_zeros((), dtype=kind)
         by_hidden = hidden.new_empty(hidden.shape if gradient else 0, dtype=kind)
-        by_table = table.new_zeros(table.shape if gradient else 0, dtype=kind)
+        by_table = table.new_empty(table.shape if gradient else 0, dtype=kind)
+        share = 1 / (N * up)  # of each row in the mean
         room = hidden.new_empty(min(rows, N), len(table), dtype=kind)  # (rows, V)
         with torch.autocast(where, enabled=False):
             for start in range(0, N, rows):
@@ -145,13 +146,18 @@ class ChunkedLoss(torch.autograd.Function):
                 ).sum()
                 if gradient and low == kind:
                     torch.mm(logits, weight, out=by_hidden[part])
-                    by_table.addmm_(logits.T, some)
+                    # The first product fills the table, the others are added to it.
+                    by_table.addmm_(logits.T, some, beta=int(start > 0), alpha=share)
                 elif gradient:
                     diff = logits.mul_(up).to(low)
                     by_hidden[part] = diff @ weight
-                    by_table += diff.T @ some
+                    by_rows = diff.T @ some  # (V, D)
+                    if start:
+                        by_table.add_(by_rows, alpha=share)
+                    else:
+                        torch.mul(by_rows, share, out=by_table)
         if gradient:
-            by_hidden, by_table = by_hidden.div_(N * up), by_table.div_(N * up)
+            by_hidden.mul_(share)
             ctx.save_for_backward(by_hidden.to(hidden.dtype), by_table.to(table.dtype))
         return total / N
 
@@ -159,8 +165,9 @@ class ChunkedLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         """Both were computed on the way."""
-        by_hidden, by_table = ctx.saved_tensors
-        found = by_hidden * grad.to(by_hidden.dtype), by_table * grad.to(by_table.dtype)
+        found = ctx.saved_tensors
+        if grad.device.type != "cpu" or grad != 1:  # one pass less over the table
+            found = (x * grad.to(x.dtype) for x in found)
         return *found, None, None, None, None
 
 # %% ../notebooks/10_objective.ipynb #ad769c72

@@ -7,19 +7,20 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/11_t
 # %% auto #0
 __all__ = ['PRECISIONS', 'WHOLE', 'CHOICES', 'LARGEST', 'MOST_LAYERS', 'MOST_PARAMETERS', 'KINDS', 'MANIFEST', 'DTYPES',
            'HARMLESS', 'RUN_FILES', 'PARTS', 'MODEL_FILES', 'BatchLoss', 'Update', 'update', 'add_gradients',
-           'check_update', 'summed_over_processes', 'native_precision', 'Recipe', 'find_recipe', 'is_whole', 'is_real',
-           'check_recipe', 'must', 'check_model_settings', 'rough_size', 'check_corpus_setting', 'read_toml',
-           'write_json', 'read_json', 'DamagedFile', 'write_manifest', 'check_manifest', 'checksum', 'bytes_of',
-           'safetensors_pieces', 'save_tensors', 'write_tensors', 'load_tensors', 'load_weights', 'Progress',
-           'save_checkpoint', 'previous_of', 'load_checkpoint', 'put_back', 'ready_data', 'check_prepared',
-           'data_record', 'Place', 'places', 'made_ahead', 'groups', 'validation_loss', 'set_dropout', 'Trainer',
-           'run_loop', 'Window', 'one_update', 'adjust_scale', 'describe_failure', 'show_progress', 'validate_and_save',
-           'keep_step', 'step_files', 'step_of', 'other_rngs', 'average_checkpoints', 'checkpoint_files', 'weights_in',
-           'same_model', 'environment_record', 'cpu_name', 'code_commit', 'Run', 'load_run', 'known_files',
-           'read_recipe', 'read_about', 'newest_record', 'chosen_weights', 'recipe_for_here', 'check_folder',
-           'claim_folder', 'may_stay', 'held_folder', 'train', 'set_up', 'start_weights', 'mend_best', 'processes',
-           'leave_at_once', 'wait_for_all', 'save_pretrained', 'check_model_folder', 'load_pretrained',
-           'find_pretrained', 'runs_folder', 'read_evidence', 'pair_key', 'recorded_outputs']
+           'check_update', 'summed_over_processes', 'same_part', 'packed_hidden', 'native_precision', 'compile_layers',
+           'can_compile', 'Recipe', 'find_recipe', 'is_whole', 'is_real', 'check_recipe', 'must',
+           'check_model_settings', 'rough_size', 'check_corpus_setting', 'read_toml', 'write_json', 'read_json',
+           'DamagedFile', 'write_manifest', 'check_manifest', 'checksum', 'bytes_of', 'safetensors_pieces',
+           'save_tensors', 'write_tensors', 'load_tensors', 'load_weights', 'Progress', 'save_checkpoint',
+           'previous_of', 'load_checkpoint', 'put_back', 'ready_data', 'check_prepared', 'data_record', 'Place',
+           'places', 'made_ahead', 'groups', 'validation_loss', 'set_dropout', 'Trainer', 'run_loop', 'Window',
+           'one_update', 'adjust_scale', 'describe_failure', 'show_progress', 'validate_and_save', 'keep_step',
+           'step_files', 'step_of', 'other_rngs', 'average_checkpoints', 'checkpoint_files', 'weights_in', 'same_model',
+           'environment_record', 'cpu_name', 'code_commit', 'Run', 'load_run', 'known_files', 'read_recipe',
+           'read_about', 'newest_record', 'chosen_weights', 'recipe_for_here', 'check_folder', 'claim_folder',
+           'may_stay', 'held_folder', 'train', 'set_up', 'start_weights', 'mend_best', 'processes', 'leave_at_once',
+           'wait_for_all', 'save_pretrained', 'check_model_folder', 'load_pretrained', 'find_pretrained', 'runs_folder',
+           'read_evidence', 'pair_key', 'recorded_outputs']
 
 # %% ../notebooks/11_training.ipynb #9f2aa0ce
 import atexit
@@ -32,6 +33,7 @@ import os
 import platform
 import queue
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -42,7 +44,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
-from importlib import metadata, resources
+from importlib import metadata, resources, util
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -55,6 +57,7 @@ from tqdm import tqdm
 
 from transformer_lib.batches import (
     Batch,
+    Packed,
     Prepared,
     TokenPairs,
     batches,
@@ -64,11 +67,14 @@ from transformer_lib.batches import (
     load_prepared,
     lock,
     make_batch,
-    plan_batches,
+    pack,
+    plan_by_length,
+    plan_packed,
     prepare,
     what_is_wrong,
     whole_folder,
 )
+from .decoder import causal_mask
 from .multihead import MultiHeadAttention
 from transformer_lib.objective import (
     build_optimizer,
@@ -103,12 +109,15 @@ class BatchLoss(nn.Module):
         """Mean smoothed loss over the real target tokens, in nats.
 
         Args:
-            batch: The batch, on the model's device.
+            batch: The batch, or packed rows, on the model's device.
             real: int64, (N,): where in (B * T) the tokens are that count.
             epsilon: Label smoothing.
         """
-        memory = self.model.encode(batch.src_ids)  # (B, S, D)
-        hidden = self.model.decode(batch.tgt_in, memory, batch.src_ids)  # (B, T, D)
+        if isinstance(batch, Packed):
+            hidden = packed_hidden(self.model, batch)  # (B, T, D)
+        else:
+            memory = self.model.encode(batch.src_ids)  # (B, S, D)
+            hidden = self.model.decode(batch.tgt_in, memory, batch.src_ids)
         hidden = hidden.flatten(0, 1)[real]  # (B * T, D) -> (N, D): no padding
         target = batch.tgt_out.flatten()[real]  # (N,)
         if self.chunk:
@@ -248,6 +257,39 @@ def summed_over_processes(value: float, device: str | torch.device = "cpu") -> f
     dist.all_reduce(total)
     return total.item()
 
+# %% ../notebooks/11_training.ipynb #87ec4acb
+def same_part(query: Tensor, key: Tensor) -> Tensor:
+    """Mask of a packed row: a token sees its own sentence, and nobody sees padding.
+
+    Args:
+        query: int64, (B, T): parts of the tokens that look.
+        key: int64, (B, S): parts of the tokens that are looked at.
+
+    Returns:
+        Boolean, (B, 1, T, S), True where attention is allowed.
+    """
+    same = query[:, :, None] == key[:, None, :]  # (B, T, S)
+    return (same & (key > 0)[:, None, :])[:, None]
+
+# %% ../notebooks/11_training.ipynb #b5c335cb
+def packed_hidden(model: Transformer, packed: Packed) -> Tensor:
+    """Hidden states of the target side, (B, T, d_model), as model.decode gives them."""
+
+    def embed(ids, place, table, positions):
+        x = table(ids) * math.sqrt(model.config.d_model)  # (B, T, D)
+        known = positions(int(place.max()) + 1)  # (longest, D)
+        return model.dropout(x + known[place])
+
+    packed = packed.to(model.device)
+    source, target = packed.src_part, packed.tgt_part
+    ends = model.src_embedding, model.src_positions
+    x = embed(packed.src_ids, packed.src_place, *ends)
+    memory = model.encoder(x, same_part(source, source))  # (B, S, D)
+    ends = model.tgt_embedding, model.tgt_positions
+    x = embed(packed.tgt_in, packed.tgt_place, *ends)
+    seen = same_part(target, target) & causal_mask(target.shape[1], target.device)
+    return model.decoder(x, memory, seen, same_part(target, source))
+
 # %% ../notebooks/11_training.ipynb #9acbc4e8
 def native_precision(device: str | torch.device = "cpu") -> tuple[str, str]:
     """The fastest precision that a device computes in itself, and why.
@@ -271,6 +313,30 @@ def native_precision(device: str | torch.device = "cpu") -> tuple[str, str]:
     if device.type == "cpu" and has():
         return "bfloat16", "the processor has AVX512-BF16"
     return "float32", "no 16-bit products in hardware that this library knows of"
+
+# %% ../notebooks/11_training.ipynb #b6fb1b52
+def compile_layers(model: Transformer) -> None:
+    """Let torch.compile join the operations of encoder and decoder.
+
+    Args:
+        model: The model; changed in place, its parameters are the same.
+    """
+    for stack in (model.encoder, model.decoder):
+        stack.compile(dynamic=True)  # one code for all lengths
+
+
+def can_compile(device: str | torch.device) -> tuple[bool, str]:
+    """Whether what torch.compile needs is here, and what that is.
+
+    Args:
+        device: Such as "cpu", "cuda" or "cuda:1".
+    """
+    if torch.device(device).type == "cuda":
+        there = util.find_spec("triton") is not None
+        return there, "triton" if there else "no triton"
+    names = [os.environ.get("CXX"), "g++", "clang++", "c++"]
+    found = [name for name in names if name and shutil.which(name)]
+    return bool(found), found[0] if found else "no C++ compiler"
 
 # %% ../notebooks/11_training.ipynb #6b9f55d1
 @dataclass(frozen=True)
@@ -303,6 +369,9 @@ class Recipe:
             all of them.
         fused: Whether Adam makes one pass over memory.
         prefetch: Updates whose batches are made ahead, in the background.
+        packed: Width of a row in which several pairs lie one behind the other, in
+            tokens; 0 for one pair in each row, beside others of similar length.
+        compiled: Whether torch.compile joins the operations of the layers.
         keep_last: How many weight files step-NNNNNN.safetensors are kept, one from
             each validation.
         start_from: A trained model to start from, as load_pretrained takes it; its
@@ -337,6 +406,8 @@ class Recipe:
     chunk: int = 256
     fused: bool = True
     prefetch: int = 2
+    packed: int = 0
+    compiled: bool = False
     keep_last: int = 5
     start_from: str = ""
     joined: float = 0.0
@@ -402,7 +473,7 @@ WHOLE = {
     "vocab_size": 8, "max_length": 1, "max_tokens": 2, "accumulate": 1, "max_steps": 1,
     "warmup": 1, "seed": 0, "validate_every": 1, "dropout_after": 0, "keep_last": 0,
     "copies": 1,
-    "chunk": 0, "prefetch": 0,
+    "chunk": 0, "prefetch": 0, "packed": 0,
 }  # fmt: skip
 CHOICES = {"kind": ("bpe", "unigram"), "precision": tuple(PRECISIONS)}
 LARGEST = 10**9  # of any whole number in a recipe
@@ -434,7 +505,8 @@ def check_recipe(recipe: Recipe) -> None:
     for name, allowed in CHOICES.items():
         known = " or ".join(map(repr, allowed))
         must(recipe, name, lambda v: v in allowed, known)  # noqa: B023
-    must(recipe, "fused", lambda v: isinstance(v, bool), "true or false")
+    for name in ("fused", "compiled"):
+        must(recipe, name, lambda v: isinstance(v, bool), "true or false")
     for name in ("max_words", "max_pairs"):
         must(recipe, name, lambda v: v is None or is_whole(v, 1),
              "a whole number, at least 1, or left out")  # fmt: skip
@@ -936,10 +1008,11 @@ class Place(NamedTuple):
 def places(pairs: TokenPairs, recipe: Recipe, at: Progress) -> Iterator[Place]:
     """Batches without end, from where the progress says."""
     epoch, number = at.epoch, at.batch
+    divide = plan_packed if recipe.packed else plan_by_length
     while True:
-        plan = plan_batches(pairs, recipe.max_tokens, recipe.seed, epoch)
+        plan = divide(pairs, recipe.max_tokens, recipe.seed, epoch)
         for i in range(number, len(plan)):
-            yield Place(epoch, i + 1, plan[i])
+            yield Place(epoch, i + 1, plan[i].tolist())
         epoch, number = epoch + 1, 0
 
 # %% ../notebooks/11_training.ipynb #840c1d27
@@ -1000,7 +1073,10 @@ def groups(trainer: "Trainer") -> Iterator[tuple[list[Place], list[Batch]]]:
     while True:
         group = [next(where) for _ in range(recipe.accumulate)]
         mine = group[trainer.rank :: trainer.world_size]
-        made = [make_batch(trainer.train_pairs, place.indices) for place in mine]
+        made = [
+            pack(trainer.train_pairs, place.indices, recipe.packed) if recipe.packed
+            else make_batch(trainer.train_pairs, place.indices) for place in mine
+        ]  # fmt: skip
         yield group, [batch.pin_memory() for batch in made] if pinned else made
 
 # %% ../notebooks/11_training.ipynb #a5a07a18
@@ -1694,6 +1770,11 @@ def set_up(
     model = Transformer(config).to(device)
     if recipe.start_from:
         start_weights(model, ready.tokenizer, recipe.start_from)
+    if recipe.compiled:
+        compile_layers(model)
+    if device == "cpu" and config.tie_embeddings and world_size == 1:
+        for table in (model.src_embedding, model.tgt_embedding):
+            table.sparse = True  # their gradient goes into that of the output
     optimizer = build_optimizer(model, recipe.fused)
     if rank:  # each process drops other units
         torch.manual_seed(recipe.seed + 1_000_003 * rank)
