@@ -167,8 +167,8 @@ def test_float16_goes_on_with_its_scale(corpus, data_dir, tmp_path):
 
 def test_packed_rows_go_on_in_the_middle_of_an_epoch(corpus, data_dir, tmp_path):
     """Stopped and gone on with, dropout on: the same run to the bit."""
-    settings = {"packed": 40, "max_tokens": 600}
-    short, long = (recipe_of(corpus, max_steps=n, **settings) for n in (14, 26))
+    settings = {"packed": 40, "max_tokens": 1500}
+    short, long = (recipe_of(corpus, max_steps=n, **settings) for n in (12, 24))
     train(long, tmp_path / "whole", data_dir, show=False)
     run = train(short, tmp_path / "parts", data_dir, show=False)
     assert run.progress.epoch and run.progress.batch
