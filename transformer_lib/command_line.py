@@ -382,25 +382,29 @@ def check_torch() -> tuple:
     """Torch, how many threads it uses, and what the CPU computes fast."""
     import torch
 
-    from transformer_lib.training import native_precision
+    from transformer_lib.training import can_compile, native_precision
 
     precision, why = native_precision("cpu")
     threads = f"{torch.__version__}, {torch.get_num_threads()} threads"
-    return True, f"{threads}; precision {precision} is fast on this CPU: {why}"
+    compiler = can_compile("cpu")[1]
+    return True, (f"{threads}; precision {precision} is fast on this CPU: {why}; "
+                  f"for compiled = true: {compiler}")  # fmt: skip
 
 
 def check_gpu() -> tuple:
     """A CUDA device, and the precision in which it is fast."""
     import torch
 
-    from transformer_lib.training import native_precision
+    from transformer_lib.training import can_compile, native_precision
 
     if not torch.cuda.is_available():
         return None, "none; everything runs on the CPU, training slowly"
     names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
     precision, why = native_precision("cuda")
     count = f"{torch.cuda.device_count()} x {', '.join(sorted(names))}"
-    return True, f"{count}; set precision {precision}: {why}"
+    compiler = can_compile("cuda")[1]
+    return True, (f"{count}; set precision {precision}: {why}; for compiled = true: "
+                  f"{compiler}")  # fmt: skip
 
 
 def check_packages() -> tuple:
