@@ -811,6 +811,17 @@ def test_recipes_of_section_6_3():
     assert Recipe.load("craft-parsing").corpus == "craft+chunks"
 
 
+def test_chapter_17_tells_of_the_long_runs_once_they_are_there():
+    """Its prose on CRAFT is of the record it reads: a new one asks for new prose."""
+    root = Path(__file__).resolve().parents[1]
+    kept = root / "transformer_lib" / "evidence" / "results"
+    text = (root / "notebooks" / "17_parsing.ipynb").read_text("utf-8")
+    for name in ("parser/craft-large", "parser-reference/craft-labels"):
+        if (kept / f"{name}.json").exists():
+            assert f"results/{name}" in text, f"chapter 17 does not read {name} yet"
+            assert "still the small one" not in text
+
+
 def test_chunks_are_counted_with_the_right_beginning_given():
     """A model that always writes one token, against a count by hand."""
     trees = load_trees("toy", "valid").trees[:6]
