@@ -73,7 +73,7 @@ def same_modules():
 
 def test_each_cell_alone_prints_what_it_prints_in_the_whole_chapter():
     cells = live_cells()
-    assert len(cells) > 40
+    assert len(cells) > 30
     for at, wanted in enumerate(plain_outputs(cells)):
         result, printed = run(cells, at)
         assert result["error"] is None, (at + 1, result["error"])
@@ -92,12 +92,13 @@ def test_a_cell_runs_what_it_needs_and_no_more():
 
 def test_changed_embeddings_reach_the_output_and_pass_the_asserts():
     cells = live_cells()
+    first = next(i for i, text in enumerate(cells) if "Wq = [[" in text)
     at = next(i for i, text in enumerate(cells) if text.startswith("Z = matmul"))
-    cells[0] = cells[0].replace("[1, 0, 1, 0]", "[1, 1, 1, 0]")
+    cells[first] = cells[first].replace("[1, 0, 1, 0]", "[1, 1, 1, 0]")
     cells[at] = cells[at].splitlines()[0] + "\nZ"
     result, printed = run(cells, at)
     space = {}
-    exec(cells[0], space)
+    exec(cells[first], space)
     Z = space["hello"].attention(*(space[name] for name in ("X", "Wq", "Wk", "Wv"))).Z
     assert printed == f"{Z}\n" and result["error"] is None
     assert result["broken"] and set(result["broken"]) < set(result["before"])

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
     reason=f"{UNSEEN}: npm brought no Pyodide, so no code runs in the built pages",
 )
 
+FIRST = "Wq = [["  # the cell that the six steps begin with
 PATIENCE = 120_000  # milliseconds until Python is loaded, on a busy machine
 LIGHT_PAGE = 1_500_000  # bytes, without what the first Run loads
 
@@ -161,25 +162,27 @@ def test_the_texts_lie_over_each_other(reader, width):
 
 
 def test_changed_embeddings_change_the_output(reader):
-    number, last = cell_with("def bars"), cell_with("Z = matmul")
+    first, number, last = map(cell_with, (FIRST, "def bars", "Z = matmul"))
     before = reader.run(number)[0]
-    reader.change(1, "X = [[1, 0, 1, 0]", "X = [[1, 1, 1, 0]")
-    assert "From before your last change in cell 1" in reader.seen(number)[2]
+    reader.change(first, "X = [[1, 0, 1, 0]", "X = [[1, 1, 1, 0]")
+    assert f"From before your last change in cell {first}" in reader.seen(number)[2]
     cells = live_cells()
-    cells[0] = cells[0].replace("X = [[1, 0, 1, 0]", "X = [[1, 1, 1, 0]")
+    at = first - 1
+    cells[at] = cells[at].replace("X = [[1, 0, 1, 0]", "X = [[1, 1, 1, 0]")
     text, error, notes = reader.run(number)
     assert text == plain_outputs(cells[:number])[-1] != before
-    assert "Run first: cell 1 (changed by you: cell 1)" in notes and not error
+    assert f"Run first: cell {first} (changed by you: cell {first})" in notes
+    assert not error
     text, error, notes = reader.run(last)
     assert "AssertionError" in error and "with your change" in notes
     assert "Passed over: asserts" in notes
-    reader.button("Reset", 1).click()
+    reader.button("Reset", first).click()
     reader.button("Reset", number).click()
-    assert reader.editor(1).input_value() == live_cells()[0]
+    assert reader.editor(first).input_value() == live_cells()[at]
 
 
 def test_reset_brings_text_and_output_back(reader):
-    number = cell_with("def bars")
+    first, number = cell_with(FIRST), cell_with("def bars")
     colors = reader.cell(number).locator(".live-code pre").inner_html()
     printed = reader.cell(number).locator(".cell_output")
     reader.change(number, "looks at", "sees")
@@ -190,10 +193,10 @@ def test_reset_brings_text_and_output_back(reader):
     assert reader.cell(number).locator(".live-code pre").inner_html() == colors
     assert not reader.button("Reset", number).is_visible()
     assert reader.page.evaluate("document.activeElement.textContent") == "Run"
-    reader.change(1, "Hello", "Bye")
+    reader.change(first, "Hello", "Bye")
     reader.change(number, "looks at", "sees")
     reader.page.get_by_role("button", name="Reset all cells").click()
-    assert reader.editor(1).input_value() == live_cells()[0]
+    assert reader.editor(first).input_value() == live_cells()[first - 1]
     assert reader.editor(number).input_value() == live_cells()[number - 1]
 
 
@@ -241,7 +244,7 @@ def test_errors_and_missing_modules(reader):
     reader.editor(number).fill("import torch")
     text, error, notes = reader.run(number)
     assert error.endswith("No module named 'torch'") and "Colab" in notes
-    reader.editor(1).fill("X = [")
+    reader.editor(cell_with(FIRST)).fill("X = [")
     text, error, notes = reader.run(cell_with("def bars"))
     assert "NameError" in error
     reader.page.get_by_role("button", name="Reset all cells").click()
@@ -420,8 +423,9 @@ def test_without_storage_it_works_as_long_as_the_page_is_open(browser, site):
         " () => { throw new DOMException('denied', 'SecurityError'); };"
     )
     private.page.goto(site)
-    private.change(1, "Hello", "Bye")
-    assert "Bye" in private.cell(1).locator(".live-code pre").text_content()
+    first = cell_with(FIRST)
+    private.change(first, "Hello", "Bye")
+    assert "Bye" in private.cell(first).locator(".live-code pre").text_content()
     assert not [trouble for trouble in private.troubles if "live.js" in trouble]
     private.context.close()
 

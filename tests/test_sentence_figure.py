@@ -1,0 +1,125 @@
+"""The figure of trained attention: its numbers, and what it does in a browser."""
+
+import pytest
+import torch
+from figures import check_figure, contents, said, shown
+
+from transformer_lib.figures.sentence import (
+    attention_figure,
+    between_words,
+    read_sentence,
+    sides_of,
+)
+from transformer_lib.looking_inside import Attention, by_words
+from transformer_lib.training import read_evidence
+
+MARKS = [(".line", "stroke")]
+THICKEST = """svg => [...svg.querySelectorAll(".line")].map(line => [
+  parseFloat(getComputedStyle(line).strokeWidth), +getComputedStyle(line).opacity,
+  line.getAttribute("class")]).sort((a, b) => b[0] * b[1] - a[0] * a[1])[0][2]"""
+
+
+@pytest.fixture(scope="module")
+def record():
+    return read_sentence()
+
+
+@pytest.fixture(scope="module")
+def figure(record):
+    return attention_figure(record)
+
+
+def test_the_record_is_the_one_that_ships(record):
+    assert record == read_evidence("sentence")
+
+
+def test_words_are_put_together_as_chapter_18_does(record):
+    weights = {kind: [torch.tensor(layer)[None] for layer in layers]
+               for kind, layers in record["attention"].items()}  # fmt: skip
+    sides = (record[side]["pieces"] for side in ("source", "target"))
+    wanted = by_words(Attention(*sides, weights)).weights
+    for kind in ("encoder", "decoder"):
+        _, rows, _, columns = sides_of(record, kind)
+        for layer, heads in enumerate(record["attention"][kind]):
+            ours = [between_words(head, rows, columns) for head in heads]
+            torch.testing.assert_close(torch.tensor([ours]), wanted[kind][layer])
+
+
+def test_a_query_of_the_cross_attention_is_named_by_what_it_writes():
+    """Four places that read (start), a, b1, b2, and write a, b1, b2, (end)."""
+    record = {
+        "source": {"pieces": ["▁x", "</s>"], "words": [[0], [1]]},
+        "target": {"pieces": ["<s>", "▁a", "▁b", "c"], "words": [[0], [1], [2, 3]]},
+    }
+    queries, rows, keys, columns = sides_of(record, "cross")
+    assert queries == ["a", "bc", "(end)"] and keys == ["x", "(end)"]
+    assert rows == [[0], [1, 2], [3]]
+    weights = [[1.0, 0.0], [0.5, 0.5], [0.3, 0.7], [0.0, 1.0]]
+    assert between_words(weights, rows, columns) == [[1, 0], [0.4, 0.6], [0, 1]]
+
+
+def test_it_begins_with_the_head_that_was_chosen(record, figure):
+    state = contents(figure)["state"]
+    head = record["head"]
+    assert state == {"kind": 0, "layer": head["layer"] - 1, "head": head["head"] - 1}
+    layers, heads = (record["sizes"][name] for name in ("num_layers", "num_heads"))
+    for part in contents(figure)["data"]:
+        assert len(part["weights"]) == layers
+        assert all(len(layer) == heads for layer in part["weights"])
+        rows = [row for layer in part["weights"] for head in layer for row in head]
+        assert rows and all(abs(sum(row) - 1000) <= 8 for row in rows)
+
+
+def test_it_answers(browser, figure, tmp_path):
+    check_figure(browser, tmp_path, figure, MARKS)
+
+
+@pytest.mark.parametrize("way", ["hover", "focus", "tap"])
+def test_the_thickest_line_of_a_word_leads_where_it_looks_most(
+    browser, record, figure, tmp_path, way
+):
+    queries, rows, keys, columns = sides_of(record, "encoder")
+    head = record["head"]
+    weights = record["attention"]["encoder"][head["layer"] - 1][head["head"] - 1]
+    table = between_words(weights, rows, columns)
+    with shown(browser, tmp_path, figure, has_touch=True) as page:
+        for i, row in enumerate(table):
+            word = page.locator(f".asks-{i}")
+            getattr(word, way)()
+            page.wait_for_timeout(250)  # the lines grow
+            most = row.index(max(row))
+            line = page.locator("svg.sentence").evaluate(THICKEST)
+            assert line.split()[1:] == [f"from-{i}", f"to-{most}"]
+            assert said(page).startswith(f"{queries[i]} looks at: {keys[most]} ")
+            share = page.locator(f".share.from-{i}:visible").all_text_contents()
+            percent = int(round(1000 * row[most]) / 10 + 0.5)  # as JavaScript rounds
+            assert f"{percent} %" in share
+
+
+def test_pointing_wins_over_the_focus(browser, figure, tmp_path):
+    with shown(browser, tmp_path, figure, width=800) as page:
+        page.locator(".asks-0").focus()
+        page.locator(".asked-5").hover()
+        page.wait_for_timeout(250)
+        lines = page.locator("svg.sentence").evaluate(THICKEST).split()
+        assert lines[-1] == "to-5"
+        assert page.locator(".share.from-0:visible").count() == 0
+        assert "is looked at by" in said(page)
+
+
+def test_other_heads_and_kinds_show_their_numbers(browser, record, figure, tmp_path):
+    with shown(browser, tmp_path, figure) as page:
+        before = page.locator("svg.sentence").inner_html()
+        page.get_by_role("button", name="across").click()
+        assert page.locator("svg.sentence").inner_html() != before
+        queries, rows, keys, columns = sides_of(record, "cross")
+        layers = record["attention"]["cross"]
+        for layer, heads in enumerate(layers, 1):
+            for head, weights in enumerate(heads, 1):
+                page.get_by_role("button", name=f"layer {layer}", exact=True).click()
+                page.get_by_role("button", name=f"head {head}", exact=True).click()
+                row = between_words(weights, rows, columns)[0]
+                best = keys[row.index(max(row))]
+                say = page.locator(".asks-0").get_attribute("data-say")
+                assert say.startswith(f"{queries[0]} looks at: {best} ")
+                assert f"Layer {layer}, head {head}" in said(page)
