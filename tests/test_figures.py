@@ -13,13 +13,10 @@ import torch.nn.functional as F
 from figures import OVERFLOW, check_figure, contents, figure_in, said, shown
 
 from transformer_lib.attention import scaled_dot_product_attention
-from transformer_lib.figures.attention import (
-    InteractiveFigure,
-    plot_matrix,
-    softmax_figure,
-)
+from transformer_lib.figures.attention import plot_matrix, softmax_figure
 from transformer_lib.figures.decoder import masks_figure
 from transformer_lib.figures.encoder import plot_layer
+from transformer_lib.figures.frame import InteractiveFigure
 from transformer_lib.figures.multihead import heads_figure, plot_heads
 from transformer_lib.figures.positions import positions_figure
 from transformer_lib.figures.transformer import plot_transformer

@@ -4,7 +4,7 @@ import pytest
 import torch
 from figures import check_figure, contents, said, shown
 
-from transformer_lib.figures.sentence import (
+from transformer_lib.figures.hello import (
     attention_figure,
     between_words,
     read_sentence,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .decoder import padding_mask
-from .figures.attention import InteractiveFigure
+from .figures.frame import InteractiveFigure
 from .text import BOS, EOS, PAD
 from .transformer import Transformer
 

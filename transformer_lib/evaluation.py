@@ -31,7 +31,7 @@ import numpy as np
 
 from .batches import TokenPairs, pad, tokenize_pairs
 from .decoding import Hypothesis, beam_search, check_search
-from .figures.attention import InteractiveFigure
+from .figures.frame import InteractiveFigure
 from .text import EOS, UNK, Corpus, Tokenizer
 from .training import load_pretrained, validation_loss
 from .transformer import Transformer

@@ -27,7 +27,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .batches import Prepared, pieces_of, prepare
-from .figures.attention import InteractiveFigure
+from .figures.frame import InteractiveFigure
 from transformer_lib.text import (
     DAMAGE,
     MAX_LINE,

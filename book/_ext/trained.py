@@ -16,12 +16,12 @@ class TrainedAttention(SphinxDirective):
     """The place of the figure."""
 
     def run(self):
-        from transformer_lib.figures import sentence
+        from transformer_lib.figures import hello
 
-        record = Path(sentence.__file__).parents[1] / "evidence" / "sentence.json"
-        for path in (sentence.__file__, record):
+        record = Path(hello.__file__).parents[1] / "evidence" / "sentence.json"
+        for path in (hello.__file__, record):
             self.env.note_dependency(str(path))
-        page = sentence.attention_figure().page
+        page = hello.attention_figure().page
         return [nodes.raw("", page, format="html")]
 
 

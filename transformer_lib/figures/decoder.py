@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..attention import scaled_dot_product_attention
 from ..decoder import causal_mask, padding_mask
-from .attention import InteractiveFigure, plot_matrix
+from .attention import plot_matrix
+from .frame import InteractiveFigure
 
 # %% ../../notebooks/06_decoder.ipynb #b56481d2
 def _masked_weights(query: Tensor, key: Tensor) -> list:

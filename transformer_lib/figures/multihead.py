@@ -7,7 +7,8 @@ __all__ = ['plot_heads', 'heads_figure']
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from .attention import InteractiveFigure, plot_matrix
+from .attention import plot_matrix
+from .frame import InteractiveFigure
 
 # %% ../../notebooks/03_multihead.ipynb #04d46da1
 _BLUE, _ORANGE, _GREEN, _GRAY = "#CFE3F1", "#F9DCC4", "#CDEBDF", "#EFEFEF"

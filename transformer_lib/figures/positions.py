@@ -6,7 +6,7 @@ __all__ = ['positions_figure']
 # %% ../../notebooks/04_positions.ipynb #0ab477a0
 import json
 
-from .attention import FIGURE_STYLE
+from .frame import FIGURE_STYLE
 
 # %% ../../notebooks/04_positions.ipynb #57dfcf1c
 _FIGURE = """

@@ -7,6 +7,8 @@ __all__ = ['LABELS', 'KINDS', 'SENTENCE_PICTURE', 'SENTENCE_STYLE', 'read_senten
 import json
 from importlib import resources
 
+from .frame import InteractiveFigure
+
 LABELS = {"<s>": "(start)", "</s>": "(end)"}
 KINDS = {  # of attention: what it is, and how its queries are headed
     "encoder": ("in English", "query: looks"),
@@ -174,8 +176,6 @@ def attention_figure(record: dict | None = None, kind: str = "encoder"):
     Returns:
         An InteractiveFigure; it begins with the head that the record has chosen.
     """
-    from transformer_lib.attention import InteractiveFigure
-
     record = record or read_sentence()
     data = []
     for key, (name, asks) in KINDS.items():
