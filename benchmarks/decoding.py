@@ -13,7 +13,7 @@ Each round runs every engine once, the order turning. The figure of interest is 
 ratio of two engines in the same round; over the rounds it has a mean (of its logarithm)
 and a 95 % interval. Rounds go on until each interval of our lines against the peers is
 within 5 %, or the minutes are over. After each round all is written to --rounds, and
-the next call goes on from there, if commit, versions and settings are the same.
+the next call goes on from there, if code, versions and settings are the same.
 
 Hugging Face's `generate` keeps a finished sentence in its batch, and its length penalty
 is the length to the power alpha. "as fed" is the order of the file, as most people feed
@@ -315,6 +315,13 @@ def cases_of(given) -> dict:
     }  # fmt: skip
 
 
+def code() -> str:
+    """What the rounds ran: SHA-256 of the library and of this script."""
+    files = sorted((ROOT / "transformer_lib").glob("*.py"))
+    parts = [file.read_bytes() for file in (*files, Path(__file__))]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
 def go_on(given, cases: dict, fingerprint: dict) -> dict:
     """Rounds of all cases until they are sure, or the minutes are over."""
     state = {"fingerprint": fingerprint, "cases": {}}
@@ -371,7 +378,7 @@ def main(arguments=None) -> dict:
     peers = {each: version(each) for each in ("transformers", "ctranslate2")}
     environment = environment_record(given.device)
     fingerprint = {"threads": given.threads, "device": given.device, "peers": peers,
-                   "versions": environment["versions"], "commit": environment["commit"],
+                   "versions": environment["versions"], "code": code(),
                    "hardware": environment["hardware"]}  # fmt: skip
     cases = cases_of(given)
     with place as folder:
