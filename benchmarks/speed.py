@@ -23,7 +23,8 @@ from transformer_lib.training import environment_record
 from transformer_lib.transformer import TransformerConfig
 
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MORE = {"chunked loss": {"loss": "chunked"}, "compiled": {"compiled": True}}
+MORE = {"chunked loss": {"loss": "chunked"}, "compiled": {"compiled": True},
+        "packed rows": {"compiled": False, "feed": "packed"}}  # fmt: skip
 
 
 def main(arguments=None) -> dict:
