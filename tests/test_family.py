@@ -846,6 +846,24 @@ def test_every_member_learns_a_row_by_heart(member):
     assert not model.training
 
 
+def test_a_training_that_runs_out_of_time_ends_with_a_rate_of_zero(monkeypatch):
+    """A clock that says one second an update: ten updates fit into ten seconds."""
+    import transformer_lib.family as family
+
+    clock, rates = iter(range(1000)), []
+    monkeypatch.setattr(family.time, "monotonic", lambda: next(clock))
+    weight = torch.nn.Linear(1, 1)
+    step = torch.optim.Adam.step
+    monkeypatch.setattr(
+        torch.optim.Adam, "step",
+        lambda self: (rates.append(self.param_groups[0]["lr"]), step(self))[1],
+    )  # fmt: skip
+    losses = fit(weight, lambda: weight(torch.ones(1)).square().sum(), 200, 1.0, 10.0)
+    assert len(losses) == len(rates) == 10  # at 20, 40, ... 200 of 200 steps
+    assert rates[0] > 0.9 and rates == sorted(rates, reverse=True) and rates[-1] < 0.01
+    assert len(fit(weight, lambda: weight(torch.ones(1)).sum(), 25)) == 25
+
+
 # --- exercises ------------------------------------------------------------------------
 
 

@@ -14,8 +14,10 @@ __all__ = ['CHOICES', 'MEMBERS', 'FamilyConfig', 'check_family', 'check_groups',
            'window_attention', 'linear_attention']
 
 # %% ../notebooks/20_family.ipynb #1570854f
+import math
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -472,8 +474,9 @@ def row_batches(
 
 
 def fit(
-    model: nn.Module, batch_loss: Callable[[], Tensor], steps: int, lr: float = 4e-3
-) -> list[float]:
+    model: nn.Module, batch_loss: Callable[[], Tensor], steps: int, lr: float = 4e-3,
+    max_seconds: float = math.inf,
+) -> list[float]:  # fmt: skip
     """Train with Adam: a warm-up over a twentieth of the steps, then down to zero.
 
     Args:
@@ -481,14 +484,18 @@ def fit(
         batch_loss: Gives the loss of the next batch.
         steps: Updates.
         lr: The highest learning rate.
+        max_seconds: Where the updates would take longer, there are fewer: the rate
+            falls with the time, and is zero when it is over.
 
     Returns:
         The loss of each batch.
     """
     optimizer, warmup, losses = build_optimizer(model), max(1, steps // 20), []
+    began, step = time.monotonic(), 0.0
     model.train()
-    for step in range(1, steps + 1):
-        rate = lr * min(step / warmup, (steps + 1 - step) / (steps + 1 - warmup))
+    while step < steps:
+        step = max(step + 1, steps * (time.monotonic() - began) / max_seconds)
+        rate = lr * min(step / warmup, max(0, steps + 1 - step) / (steps + 1 - warmup))
         optimizer.param_groups[0]["lr"] = rate
         loss = batch_loss()
         optimizer.zero_grad()
