@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -20,7 +21,9 @@ from transformer_lib.multihead import (
     MultiHeadAttention,
     merge_heads,
     split_heads,
+    use_attention,
 )
+from transformer_lib.transformer import Transformer, TransformerConfig
 
 FEW = settings(max_examples=25)
 
@@ -256,6 +259,74 @@ def test_wrong_split():
         split_heads(draw(2, 4, 10), 3)
     with pytest.raises(ValueError, match="into 0 equal"):
         split_heads(draw(2, 4, 10), 0)
+
+
+# --- another attention, handed in -----------------------------------------------------
+
+
+def even(query, key, value, mask, dropout_p):
+    """The plain mean of the values: what equal weights give."""
+    return value.mean(dim=-2, keepdim=True).expand(*query.shape[:-1], -1)
+
+
+def test_attention_is_handed_in():
+    ours, x = module(12, 3), draw(2, 5, 12)
+    assert ours(x, x, x)[1] is None
+    wanted, weights = ours(x, x, x, need_weights=True)
+    by_formula = module(12, 3, attention=scaled_dot_product_attention)
+    got = by_formula(x, x, x)
+    torch.testing.assert_close(got[0], wanted)
+    torch.testing.assert_close(got[1], weights)
+    without = F.linear(ours.w_v(x).mean(dim=1), ours.w_o.weight)  # equal weights
+    out, none = module(12, 3, attention=even)(x, x, x)
+    torch.testing.assert_close(out, without[:, None].expand_as(out))
+    assert none is None
+
+
+def test_attention_gets_mask_and_dropout():
+    given_ = []
+
+    def note(query, key, value, mask, dropout_p):
+        given_.append((query.shape, key.shape, value.shape, mask, dropout_p))
+        return even(query, key, value, mask, dropout_p)
+
+    ours = module(12, 3, d_v=5, dropout=0.25, attention=note)
+    x, memory, mask = draw(2, 4, 12), draw(2, 6, 12), torch.ones(4, 6).bool()
+    ours(x, memory, memory, mask)
+    ours.eval()(x, memory, memory)
+    first, second = given_
+    assert first[:3] == ((2, 3, 4, 4), (2, 3, 6, 4), (2, 3, 6, 5))
+    assert first[3] is mask and first[4] == 0.25 and second[3:] == (None, 0.0)
+
+
+def test_use_attention_reaches_all_layers_and_is_put_back():
+    config = TransformerConfig(20, d_model=12, num_heads=3, num_layers=2, d_ff=8)
+    torch.manual_seed(0)
+    model = Transformer(config).eval()
+    src_ids, tgt_ids = torch.tensor([[3, 4, 5]]), torch.tensor([[1, 6]])
+    before, calls = model(src_ids, tgt_ids), []
+
+    def note(*given_):
+        calls.append(given_)
+        return scaled_dot_product_attention(*given_)
+
+    with use_attention(model, note):
+        torch.testing.assert_close(model(src_ids, tgt_ids), before)
+    assert len(calls) == 6  # two layers of one, two of two
+    with pytest.raises(RuntimeError), use_attention(model, note):
+        raise RuntimeError
+    assert torch.equal(model(src_ids, tgt_ids), before) and len(calls) == 6
+    torch.manual_seed(0)
+    other = Transformer(config, attention=note).eval()
+    torch.testing.assert_close(other(src_ids, tgt_ids), before)
+    assert len(calls) == 12
+
+
+def test_a_model_can_still_be_saved_whole(tmp_path):
+    ours, x = module(12, 3), draw(2, 5, 12)
+    torch.save(ours, tmp_path / "whole.pt")
+    again = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert torch.equal(again(x, x, x)[0], ours(x, x, x)[0])
 
 
 # --- the exercises name the mistake ---------------------------------------------------

@@ -126,13 +126,14 @@ def test_adam_takes_the_same_steps():
 
 
 def test_attention_is_put_back(model):
-    from transformer_lib import multihead
-
-    usual = multihead.fused_attention
-    with pytest.raises(RuntimeError), attention_as("explicit"):
-        assert multihead.fused_attention is not usual
+    attention = model.decoder.layers[0].cross_attention
+    x = torch.randn(1, 3, attention.d_model)
+    with pytest.raises(RuntimeError), attention_as(model, "explicit"):
+        assert attention(x, x, x)[1] is not None  # the formula's weights
         raise RuntimeError
-    assert multihead.fused_attention is usual
+    assert attention(x, x, x)[1] is None
+    with attention_as(model, "fused"):
+        assert attention(x, x, x)[1] is None
 
 
 def test_the_ladder_adds_up():
@@ -235,7 +236,7 @@ def test_an_interval_of_ratios_by_scipys_t():
     (lambda: next(feed(token_pairs(3), "sorted", 60)), "how='sorted'"),
     (lambda: adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
     (lambda: mean_loss(None, None, "some"), "loss='some'"),
-    (lambda: attention_as("flash").__enter__(), "attention='flash'"),
+    (lambda: attention_as(None, "flash"), "attention='flash'"),
     (lambda: quantize_rows(torch.tensor([[math.nan]])), "not finite"),
     (lambda: trainer(torch.nn.Linear(1, 1), Steps(precision="bf16")), "='bf16'"),
     (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),

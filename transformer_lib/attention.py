@@ -77,13 +77,16 @@ def _check_inputs(
             f"key has {key.shape[-2]} positions and value has {value.shape[-2]}; "
             "each key needs one value."
         )
-    leading = [tuple(x.shape[:-2]) for x in (query, key, value)]
+    leading = [x.shape[:-2] for x in (query, key, value)]
     try:
-        batch = np.broadcast_shapes(*leading)
+        batch = leading[0]
+        if leading != [batch] * 3:
+            batch = np.broadcast_shapes(*leading)
     except ValueError:
+        q, k, v = map(tuple, leading)
         raise ValueError(
-            f"query, key and value have the leading axes {leading[0]}, {leading[1]} "
-            f"and {leading[2]}; give all three the same (batch, heads)."
+            f"query, key and value have the leading axes {q}, {k} and {v}; give all "
+            "three the same (batch, heads)."
         ) from None
     if mask is not None:
         _check_mask(mask, (*batch, query.shape[-2], key.shape[-2]))
@@ -172,6 +175,13 @@ def fused_attention(
     Source: Vaswani et al. 2017, section 3.2.1; Dao et al. 2022.
     """
     _check_inputs(query, key, value, mask)
+    return _fused(query, key, value, mask, dropout_p)
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float
+) -> Tensor:
+    """The kernel, for what has been checked; a row with nothing allowed gives zeros."""
     qkv, on_cpu = (query, key, value), query.device.type == "cpu"
     low = query.dtype in (torch.bfloat16, torch.float16)
     if on_cpu and low and key.shape[-2] <= 512:

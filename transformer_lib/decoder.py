@@ -73,7 +73,7 @@ class DecoderLayer(nn.Module):
         norm_first: True for pre-norm; the paper's post-norm is the default.
         attention_dropout: Probability with which an attention weight is dropped
             (the paper drops none).
-        **attention: Further settings of :class:`MultiHeadAttention` (d_k, d_v, bias).
+        **settings: More of :class:`MultiHeadAttention` (d_k, d_v, bias, attention).
 
     Raises:
         ValueError: If d_model does not divide into the heads, a width is below 1,
@@ -90,14 +90,14 @@ class DecoderLayer(nn.Module):
         dropout: float = 0.1,
         norm_first: bool = False,
         attention_dropout: float = 0.0,
-        **attention,
+        **settings,
     ):
         super().__init__()
         self.self_attention = MultiHeadAttention(
-            d_model, num_heads, dropout=attention_dropout, **attention
+            d_model, num_heads, dropout=attention_dropout, **settings
         )
         self.cross_attention = MultiHeadAttention(  # new
-            d_model, num_heads, dropout=attention_dropout, **attention
+            d_model, num_heads, dropout=attention_dropout, **settings
         )
         self.feed_forward = FeedForward(d_model, d_ff)
         self.residual_1 = Residual(d_model, dropout, norm_first)

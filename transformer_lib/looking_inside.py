@@ -7,7 +7,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/18_l
 # %% auto #0
 __all__ = ['KINDS', 'See', 'SIGNS', 'VIEW_STYLE', 'VIEW_SCRIPT', 'DIGITS', 'ALIGNED', 'MAIN_VERBS', 'ARTICLES', 'RELATIONS',
            'Cases', 'PARTICLES', 'SPLIT_VERBS', 'BREAKS', 'NO_NOUN', 'OPENERS', 'ENDS_SPLIT', 'OWNERS',
-           'RECORD_COMMAND', 'attentions', 'open_attend', 'watching', 'attention_weights', 'Attention', 'look',
+           'RECORD_COMMAND', 'attentions', 'WatchedAttention', 'watching', 'attention_weights', 'Attention', 'look',
            'word_groups', 'join_labels', 'merge_words', 'by_words', 'pack', 'heat_map_svg', 'AttentionView', 'aligned',
            'links', 'alignment_error_rate', 'read_aligned', 'encode_pairs', 'sign_ids', 'row_statistics',
            'head_statistics', 'clause_words', 'relation_sentence', 'words_of', 'most_attended', 'split_verbs',
@@ -33,7 +33,7 @@ from .attention import scaled_dot_product_attention
 from .batches import pad
 from .decoding import beam_search, evaluating
 from .evaluation import Translator, sacre_bleu
-from .multihead import MultiHeadAttention, merge_heads, split_heads
+from .multihead import MultiHeadAttention
 from transformer_lib.text import (
     BOS,
     EOS,
@@ -76,21 +76,23 @@ def attentions(model: Transformer, kind: str) -> list[MultiHeadAttention]:
 See = Callable[[str, int, Tensor, Tensor], Tensor | None]
 
 # %% ../notebooks/18_looking_inside.ipynb #b4af770e
-def open_attend(attention: MultiHeadAttention, kind: str, layer: int, see: See):
-    """An `attend` for this module that shows its weights to see."""
+@dataclass
+class WatchedAttention:
+    """Attention by the formula, which shows its weights and goes on with the answer."""
 
-    def attend(query, k, v, mask=None, need_weights=False):
-        q = split_heads(attention.w_q(query), attention.num_heads)  # (B, H, T, K)
-        weights = scaled_dot_product_attention(q, k, v, mask)[1]  # (B, H, T, S)
-        allowed = torch.ones_like(weights, dtype=torch.bool)
+    kind: str
+    layer: int
+    see: See
+
+    def __call__(self, query, key, value, mask, dropout_p) -> tuple[Tensor, Tensor]:
+        """As chapter 03 calls it; nothing is dropped."""
+        weights = scaled_dot_product_attention(query, key, value, mask)[1]
+        allowed = torch.ones_like(weights, dtype=torch.bool)  # (B, H, T, S)
         if mask is not None:
-            allowed = allowed & mask  # (B, H, T, S)
-        other = see(kind, layer, weights, allowed)
+            allowed = allowed & mask
+        other = self.see(self.kind, self.layer, weights, allowed)
         weights = weights if other is None else other
-        heads = weights @ v  # (B, H, T, S) @ (B, H, S, V) -> (B, H, T, V)
-        return attention.w_o(merge_heads(heads)), weights if need_weights else None
-
-    return attend
+        return weights @ value, weights  # (B, H, T, S) @ (B, H, S, V) -> (B, H, T, V)
 
 # %% ../notebooks/18_looking_inside.ipynb #72e06737
 @contextmanager
@@ -106,15 +108,16 @@ def watching(model: Transformer, see: See) -> Iterator[None]:
         ValueError: If the model is being watched already.
     """
     found = [(k, i, a) for k in KINDS for i, a in enumerate(attentions(model, k))]
-    if any("attend" in vars(attention) for *_, attention in found):
+    before = [part.attention for *_, part in found]
+    if any(isinstance(attention, WatchedAttention) for attention in before):
         raise ValueError("this model is being watched already: end that block first.")
     try:
-        for kind, layer, attention in found:
-            attention.attend = open_attend(attention, kind, layer, see)
+        for kind, layer, part in found:
+            part.attention = WatchedAttention(kind, layer, see)
         yield
     finally:
-        for *_, attention in found:
-            vars(attention).pop("attend", None)
+        for (*_, part), attention in zip(found, before, strict=True):
+            part.attention = attention
 
 # %% ../notebooks/18_looking_inside.ipynb #ef80acea
 @torch.inference_mode()

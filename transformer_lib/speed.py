@@ -18,7 +18,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from unittest import mock
 
 import numpy as np
 import torch
@@ -37,6 +36,7 @@ from transformer_lib.batches import (
     plan_batches,
     plan_packed,
 )
+from .multihead import use_attention
 from transformer_lib.objective import (
     build_optimizer,
     chunked_cross_entropy,
@@ -278,24 +278,23 @@ def mean_loss(
     return label_smoothed_cross_entropy(model.project(hidden), target, epsilon)
 
 # %% ../notebooks/14_speed.ipynb #b49608c2
-@contextlib.contextmanager
-def attention_as(form: str) -> Iterator[None]:
-    """Let chapter 03's layers compute attention explicitly, for a comparison.
+def attention_as(
+    model: nn.Module, form: str
+) -> contextlib.AbstractContextManager[None]:
+    """Let a model's layers compute attention explicitly for a while, to compare.
+
+    Args:
+        model: The model.
+        form: "fused" leaves it as it is, "explicit" takes chapter 02's formula.
 
     Raises:
         ValueError: If there is no such form.
     """
     if form == "fused":
-        yield
-        return
+        return contextlib.nullcontext()
     if form != "explicit":
         raise ValueError(f'attention={form!r} is unknown: "explicit" or "fused".')
-
-    def explicit(query, key, value, mask=None, dropout_p=0.0):
-        return scaled_dot_product_attention(query, key, value, mask, dropout_p)[0]
-
-    with mock.patch("transformer_lib.multihead.fused_attention", explicit):
-        yield
+    return use_attention(model, scaled_dot_product_attention)
 
 # %% ../notebooks/14_speed.ipynb #67744099
 def trainer(
@@ -325,7 +324,7 @@ def trainer(
     def update(batch):
         optimizer.zero_grad(set_to_none=True)
         with (
-            attention_as(steps.attention),
+            attention_as(model, steps.attention),
             torch.autocast(device, torch.bfloat16, enabled=low),
         ):
             loss = compute(model, batch, steps.loss)

@@ -12,6 +12,7 @@ __all__ = ['TransformerConfig', 'Embeddings', 'Transformer', 'initialize', 'coun
 import math
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -135,15 +136,18 @@ class Transformer(Embeddings):
 
     Args:
         config: Its settings.
+        attention: What attends in every layer, as for
+            :class:`~transformer_lib.multihead.MultiHeadAttention`.
 
     Source: Vaswani et al. 2017, section 3.
     """
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: Callable | None = None):
         super().__init__(config)
         names = "num_layers d_model num_heads d_ff d_k d_v dropout attention_dropout"
         stack = {name: getattr(config, name) for name in names.split()}
         stack |= {"norm_first": config.norm_first, "bias": config.attention_bias}
+        stack |= {"attention": attention}
         self.encoder, self.decoder = Encoder(**stack), Decoder(**stack)
         initialize(self)
 
