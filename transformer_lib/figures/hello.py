@@ -272,10 +272,10 @@ return {
 };
 """
 _LOOKUP_STYLE = """
-.interactive-figure svg.lookup { display: block; width: 100%; max-width: 34rem; }
-.lookup text { font-size: 12px; } .lookup .side { font-size: 11.5px; }
-.lookup .field { fill: transparent; stroke: var(--line); cursor: grab;
+.interactive-figure svg.lookup { display: block; width: 100%; max-width: 34rem;
   touch-action: none; }
+.lookup text { font-size: 12px; } .lookup .side { font-size: 11.5px; }
+.lookup .field { fill: transparent; stroke: var(--line); cursor: grab; }
 .lookup .area { fill: none; stroke: var(--pale); }
 .lookup .key { stroke: var(--blue); stroke-width: 2px; pointer-events: none; }
 .lookup .dot { fill: var(--blue); }
@@ -321,7 +321,6 @@ def lookup_figure() -> InteractiveFigure:
     for h, *value in readings:
         right.annotate(f"{h} h", value)
     right.set(xlabel="temperature (°C)", ylabel="humidity (%)")
-    still.tight_layout()
     controls = {
         "hour": {"label": "query: hour", "values": hours, "start": start["hour"]},
         "length": {"label": "query: length", "values": lengths,
@@ -334,6 +333,6 @@ def lookup_figure() -> InteractiveFigure:
         {"readings": readings, "hours": hours, "lengths": lengths},
         controls, _LOOKUP_PICTURE, still,
         f"A query at 11 h of length 1.5 gives the weights {said}; the output lies "
-        f"inside the triangle of the values, at {blend[0]:.1f} °C and {blend[1]:.0f} %.",
+        f"inside the triangle of the values, {blend[0]:.1f} °C and {blend[1]:.0f} %.",
         _LOOKUP_STYLE,
     )  # fmt: skip
