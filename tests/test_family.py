@@ -52,7 +52,7 @@ from transformer_lib.family import (
     window_attention,
 )
 from transformer_lib.hello import attention as attention_on_lists
-from transformer_lib.multihead import MultiHeadAttention
+from transformer_lib.multihead import MultiHeadAttention, use_attention
 from transformer_lib.positions import position_rotation
 from transformer_lib.text import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -688,6 +688,24 @@ def test_online_equals_direct_in_value_and_gradient(seed, t, s, size, kind, scal
     got = torch.autograd.grad(ours, qkv, grad)
     for g, w in zip(got, torch.autograd.grad(wanted, qkv, grad), strict=True):
         torch.testing.assert_close(g, w, atol=1e-8, rtol=1e-6)
+
+
+def test_a_whole_model_attends_online():
+    """Handed in to every layer of chapter 07's model, masks and padding included."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 24}
+    model = Transformer(TransformerConfig(30, **sizes)).eval()
+    src_ids = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, EOS, PAD, PAD]])
+    tgt_ids = torch.tensor([[BOS, 11, 12], [BOS, 14, PAD]])
+    wanted, calls = model(src_ids, tgt_ids), []
+
+    def online(query, key, value, mask, dropout_p):
+        calls.append(mask)
+        return online_attention(query, key, value, mask, block_size=2)
+
+    with use_attention(model, online):
+        torch.testing.assert_close(model(src_ids, tgt_ids), wanted)
+    assert len(calls) == 6
 
 
 def test_online_gradient_by_differences():

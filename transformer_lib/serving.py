@@ -6,7 +6,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/21_s
 
 # %% auto #0
 __all__ = ['ENCODER', 'STEP', 'KINDS', 'TYPES', 'MARKS', 'FIXED', 'NAMES', 'MUST_AGREE', 'EXPORTS', 'NOT_FOUND', 'to_onnx',
-           'quietly', 'without_notes', 'PositionsGraph', 'EncoderGraph', 'attend', 'StepGraph', 'step_layer', 'on_cpu',
+           'quietly', 'without_notes', 'PositionsGraph', 'EncoderGraph', 'StepGraph', 'step_layer', 'on_cpu',
            'graphs_of', 'pack_weights', 'in_16_bits', 'point_into', 'tokenizer_data', 'manifest_of', 'export_onnx',
            'check_export', 'check_fits', 'write_folder', 'OnnxSteps', 'OnnxModel', 'check_threads', 'read_manifest',
            'without_bars', 'marian_places', 'attention_places', 'sines_first', 'marian_config', 'to_marian',
@@ -47,7 +47,7 @@ from transformer_lib.decoding import (
     search,
 )
 from .evaluation import trained_length, translate_lines
-from .multihead import MultiHeadAttention, merge_heads, split_heads
+from .multihead import MultiHeadAttention
 from .positions import LearnedPositions, frequencies
 from .speed import quantize_rows
 from .text import BOS, EOS, PAD, UNK, Tokenizer, whole_file
@@ -168,28 +168,6 @@ class EncoderGraph(nn.Module):
         keys, values = zip(*pairs, strict=True)
         return torch.stack(keys), torch.stack(values)
 
-# %% ../notebooks/21_serving.ipynb #66b75e19
-def attend(
-    attention: MultiHeadAttention, query: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Multi-head attention to given keys and values, as operations alone.
-
-    Args:
-        attention: Its projections.
-        query: Shape (B, T, D).
-        k: Shape (B, H, S, K).
-        v: Shape (B, H, S, V).
-
-    Returns:
-        The output, shape (B, T, D), and the weights, shape (B, H, T, S).
-
-    Source: Vaswani et al. 2017, section 3.2.
-    """
-    q = split_heads(attention.w_q(query), attention.num_heads)  # (B, H, T, K)
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, S)
-    weights = scores.softmax(dim=-1)
-    return attention.w_o(merge_heads(weights @ v)), weights
-
 # %% ../notebooks/21_serving.ipynb #63d87d9f
 class StepGraph(nn.Module):
     """One step of the decoder for the k beams of one sentence.
@@ -253,10 +231,12 @@ def step_layer(layer, x, past_k, past_v, source_k, source_v) -> tuple:
         k, v = layer.self_attention.keys_values(y, y)  # (k, H, 1, K)
         k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
         kept.extend([k, v])  # (k, H, t + 1, K)
-        return attend(layer.self_attention, y, k, v)[0].transpose(0, 1)
+        out, _ = layer.self_attention.attend(y, k, v, need_weights=True)
+        return out.transpose(0, 1)
 
     def look_at_source(y):
-        out, weights = attend(layer.cross_attention, y, source_k, source_v)
+        source = source_k, source_v
+        out, weights = layer.cross_attention.attend(y, *source, need_weights=True)
         kept.append(weights[0])  # (H, k, S)
         return out
 
