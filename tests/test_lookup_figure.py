@@ -49,7 +49,7 @@ def test_it_answers(browser, figure, tmp_path):
 def test_sliders_give_torch_s_numbers(browser, figure, tmp_path):
     data = contents(figure)["data"]
     with shown(browser, tmp_path, figure) as page:
-        check_numbers(page, data, 11, 1.5)
+        check_numbers(page, data, 11, 1)
         sliders = page.locator("input[type=range]")
         for hour, length in ((5, 4), (17.5, 0.7), (0, 0)):
             sliders.nth(0).fill(str(data["hours"].index(hour)))

@@ -302,9 +302,9 @@ def lookup_figure() -> InteractiveFigure:
 
     from transformer_lib.hello import softmax
 
-    readings = [[5, 8, 90], [13, 22, 40], [21, 14, 60]]  # hour, degrees, percent
+    readings = [[5, 8, 90], [13, 22, 40], [21, 12, 45]]  # hour, degrees, percent
     hours, lengths = [i / 2 for i in range(48)], [i / 10 for i in range(41)]
-    start = {"hour": 22, "length": 15}  # 11 h, 1.5
+    start = {"hour": 22, "length": 10}  # 11 h, 1
     scores = [
         2 * lengths[start["length"]] * cos(2 * pi * (h - hours[start["hour"]]) / 24)
         for h, *_ in readings
@@ -332,7 +332,7 @@ def lookup_figure() -> InteractiveFigure:
         "A query among three keys",
         {"readings": readings, "hours": hours, "lengths": lengths},
         controls, _LOOKUP_PICTURE, still,
-        f"A query at 11 h of length 1.5 gives the weights {said}; the output lies "
+        f"A query at 11 h of length 1 gives the weights {said}; the output lies "
         f"inside the triangle of the values, {blend[0]:.1f} °C and {blend[1]:.0f} %.",
         _LOOKUP_STYLE,
     )  # fmt: skip
