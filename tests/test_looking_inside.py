@@ -1,4 +1,4 @@
-"""Chapter 18: weights against torch's, words, alignments, heads, and the clicks."""
+"""Chapter 22: weights against torch's, words, alignments, heads, and the clicks."""
 
 import copy
 import hashlib

@@ -98,7 +98,8 @@ def test_every_citation_is_in_the_bibliography():
     entries = re.findall(r"(?ms)^@\w+\{.*?^\}", bib)
     known = set()
     for entry in entries:
-        first = re.search(r"author\s*=\s*\{+\s*([^,{}]+)", entry).group(1).split(" ")[0]
+        first = re.search(r"author\s*=\s*\{+\s*([^,{}]+)", entry).group(1)
+        first = re.split("[ -]", first)[0]
         known.add((first, re.search(r"year\s*=\s*\{(\d+)", entry).group(1)))
     missing = []
     for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):

@@ -9,7 +9,7 @@
 
 const SPACE = "▁"; // how SentencePiece writes a space
 
-// SentencePiece's BPE as the manifest describes it; chapter 21 says what is in there.
+// SentencePiece's BPE as the manifest describes it; chapter 17 says what is in there.
 export class Tokenizer {
   constructor(data, table) {
     if (data.kind !== "bpe" || data.types.includes("user"))
@@ -293,7 +293,7 @@ export async function search(steps, limit, how, watch = async () => {}) {
 
 // --- the model --------------------------------------------------------------------------
 
-// Steps of the exported graphs for one source, as chapter 21's OnnxSteps.
+// Steps of the exported graphs for one source, as chapter 17's OnnxSteps.
 export class Steps {
   static async of(model, ids) {
     const { ort, encoder } = model, steps = new Steps();
