@@ -29,6 +29,7 @@ LONG = {
     "training",
 }
 ENTER_BACK = {"decoding", "errata", "evaluation", "wmt"}  # still import a back room
+EVERY_ROOM = "command_line"  # thin over all of them, and imports one when it is asked
 PUBLIC = 870  # names in the front rooms, together; the house has room for 220
 
 # Front rooms that are in order, and what each of them is about.
@@ -109,7 +110,8 @@ def test_arrows_run_downward():
     for name, path in every.items():
         assert name in numbers, f"{name} is exported by no chapter"
         for other in imported(path):
-            if other in numbers and numbers[other] > numbers[name]:
+            later = other in numbers and numbers[other] > numbers[name]
+            if later and name != EVERY_ROOM:
                 upward.append(f"{name} imports {other}")
     assert not upward
 
