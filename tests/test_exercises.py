@@ -52,7 +52,8 @@ def test_stub_fails_kindly(path, exercise):
     assert "..." in verdict.message or "return" in verdict.message, verdict.message
 
 
-CHAPTERS = [path for path in NOTEBOOKS if int(path.name[:2]) < 90]
+WITHOUT = {"command_line", "shipped_model", "evidence"}
+CHAPTERS = [path for path in NOTEBOOKS if path.stem[3:] not in WITHOUT]
 FOLDED = re.compile(r"<details><summary>(.+?)</summary>\n\n(.+?)\n\n</details>", re.S)
 
 

@@ -154,16 +154,16 @@ EQUIVALENT = {
         "if hypothesis_length > reference_length:": "exp(1 - 1) is 1, as returned above"
     },
     "13.5": {"if recall + recall == 0:": "without recall the formula gives 0 as well"},
-    "14.2": {
+    "16.2": {
         "same = part[:, None] == part": "part broadcasts over rows by itself",
         "real = part > 0": "part broadcasts over rows by itself",
         "real = part[:, None] > 0": "of the same part, both are padding or none is",
     },
-    "14.3": {
+    "16.3": {
         "scale = weight.abs().amax(dim=-1) / 127": LAST,
         "scale = weight.abs().amax(dim=1) / -127": "two signs turn, not the product",
     },
-    "15.1": {
+    "19.1": {
         "return hours * 3600 * processors * tflops * 1000000000001.0": (
             "12 digits are more than an estimate has"
         ),
@@ -171,7 +171,7 @@ EQUIVALENT = {
             "12 digits are more than an estimate has"
         ),
     },
-    "16.3": {
+    "20.3": {
         "return abs(statistics.fmean(b) - statistics.fmean(a)) > 2 * error": (
             "the difference goes through abs"
         ),
@@ -179,25 +179,25 @@ EQUIVALENT = {
             "two measured numbers are never exactly that far apart"
         ),
     },
-    "19.2": {
+    "18.2": {
         "pairs = [(s - mean_s, t + mean_t) for s, t in zip(*logs, strict=True)]": (
             "what all t have in common is multiplied by a sum of 0"
         )
     },
-    "19.3": {
+    "18.3": {
         "return math.ceil((n - 1) / ((k - 0) // 2))": "k is odd, and // rounds down"
     },
-    "20.1": {
+    "23.1": {
         "even, odd = (x[::2], x[1::2])": "a slice starts at 0 by itself",
         "return torch.stack(turned, dim=1).flatten()": LAST,
     },
-    "20.2": {
+    "23.2": {
         "before = values.cumsum(-1) - values": LAST,
         "out = torch.zeros_like(p).scatter(-1, order, kept)": LAST,
         "out = p.scatter(0, order, kept)": "every entry is written over",
     },
-    "20.4": {"both = torch.logaddexp(log_2, log_1)": "a + b is b + a"},
-    "22.1": {
+    "23.4": {"both = torch.logaddexp(log_2, log_1)": "a + b is b + a"},
+    "24.1": {
         "if (attend(other)[:, :t] - before[:, :t]).abs().max() >= 1e-06:": (
             "rounding is never exactly 1e-6"
         ),
@@ -205,20 +205,20 @@ EQUIVALENT = {
             "the difference goes through abs"
         ),
     },
-    "22.2": {
+    "24.2": {
         "for i, (a, b) in enumerate(zip(theirs, ours, strict=True)):": (
             "the difference goes through abs"
         ),
         "if not ((b - a).abs() <= tolerance).all():": "the difference goes through abs",
         "if not ((a - b).abs() < tolerance).all():": "1e-5 is no sharp limit",
     },
-    "22.3": {
+    "24.3": {
         "for name, first in states[1].items():": "all have the same names",
         "for name, first in states[-1].items():": "all have the same names",
     },
-    "21.1": {"size = len(text) + at": "a slice ends where the text ends"},
-    "21.2": {"size = 5": "no character has five bytes"},
-    "21.3": {"scale = weight.abs().amax(dim=-1, keepdim=True) / 127": LAST},
+    "17.1": {"size = len(text) + at": "a slice ends where the text ends"},
+    "17.2": {"size = 5": "no character has five bytes"},
+    "17.3": {"scale = weight.abs().amax(dim=-1, keepdim=True) / 127": LAST},
 }
 
 

@@ -24,6 +24,7 @@ NAMES = {"08_text": "08_text", "09_speed": "11_speed", "10_late": "09_late",
         ("[09](../notebooks/09_speed.ipynb)", "[11](../notebooks/11_speed.ipynb)"),
         ('run("10_late"), 11_last.html', 'run("09_late"), 10_last.html'),
         ("make colab CHAPTERS=\"11 09\"", "make colab CHAPTERS=\"10 11\""),
+        ('    "9.2": {"a", "9.2"},', '    "11.2": {"a", "9.2"},'),
         # not chapters
         ("10 minutes, 09:30, 11 of 20, section 10.2", None),
         ("Figures 3 to 5, Equation 1, 2009_speed", None),

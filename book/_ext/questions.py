@@ -71,6 +71,8 @@ def fill_in(app, doctree, docname):
                 )]  # fmt: skip
                 listed += nodes.list_item("", item)
         place.replace_self([listed] if len(listed) else [])
+        if list(listed.findall(nodes.math)):  # or Sphinx leaves MathJax out
+            app.env.get_domain("math").data["has_equations"][docname] = True
 
 
 def setup(app):

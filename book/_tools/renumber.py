@@ -37,6 +37,8 @@ ANCHOR = re.compile(
     r"(#exercise-)(\d{1,2})(\d-)"
 )  # of the heading "Exercise 12.3: ..."
 
+KEY = re.compile(r"^(    \")(\d{1,2})(\.\d\": )", re.MULTILINE)  # of a test's table
+
 
 def in_order() -> list[str]:
     """The chapters, as _toc.yml names them."""
@@ -57,7 +59,7 @@ def changed(text: str, names: dict[str, str]) -> str:
         new = numbers.get(f"{int(m[2]):02}")
         return m[1] + (str(int(new)) if new else m[2]) + m[3]
 
-    text = PARTS.sub(part, text)
+    text = KEY.sub(part, PARTS.sub(part, text))
     text = LINK.sub(lambda m: f"[{m[2]}]{m[1]}{m[2]}", text)
     return ANCHOR.sub(part, text)
 
