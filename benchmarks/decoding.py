@@ -32,7 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from kept import keep
+from kept import keep, out_file
 from peers import interval
 
 from transformer_lib.batches import pad
@@ -370,7 +370,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("--minutes", type=float, default=11.0)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=Path, help="where rounds are kept")
-    parser.add_argument("--out", type=Path, help="where the figures are written")
+    parser.add_argument("--out", type=out_file, help="where the figures are written")
     given = parser.parse_args(arguments)
     name = "decoding" if given.device == "cpu" else f"decoding-{given.device}"
     place = tempfile.TemporaryDirectory() if given.quick else contextlib.nullcontext()

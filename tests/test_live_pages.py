@@ -349,7 +349,7 @@ def test_labels(reader):
 
 
 def test_shapes_are_explained_under_the_pointer(reader):
-    shape = reader.cell(1).locator(".shape")
+    shape = reader.page.locator("article .live .shape").first
     words = reader.page.locator("#explanation")
     shape.scroll_into_view_if_needed()
     box = shape.bounding_box()
