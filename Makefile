@@ -80,7 +80,7 @@ endif
 lint: env  ## check the style of all code
 	$(call step,style,$(BIN)/ruff check .)
 
-colab:  ## run all chapters as Colab would, the library by pip; or CHAPTERS="11 23"
+colab:  ## run all chapters as Colab would, the library by pip; or CHAPTERS="12 28"
 	@$(PYTHON) book/_tools/colab.py --torch '$(TORCH)' --jobs $(JOBS) \
 	  $(if $(filter-out python3,$(PYTHON)),--python '$(PYTHON)') \
 	  $(if $(FRESH),--fresh) $(CHAPTERS)

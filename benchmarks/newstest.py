@@ -3,7 +3,7 @@
     python benchmarks/newstest.py             # the model that ships: some ten minutes
     python benchmarks/newstest.py --quick     # 50 sentences, nothing is written
     python benchmarks/newstest.py --model runs/wmt14-en-de-base --averaged \\
-        --out transformer_lib/evidence/wmt14-en-de-base.json  # of chapter 19
+        --out transformer_lib/evidence/wmt14-en-de-base.json  # of chapter 24
 
 Reads newstest2014 from the cache, the mirror or its public address (`load_corpus`), and
 writes a record without the test's sentences; for the model that ships it is

@@ -24,7 +24,7 @@ each at base size; --only takes some of them. Each round is appended to a file i
 when it is done, and the same command goes on from there, so rounds can be gathered in
 several quiet hours; rounds of other code or settings are not mixed with them.
 
-Decoding: the model that ships, as our Translator runs it and as chapter 17 exports it,
+Decoding: the model that ships, as our Translator runs it and as chapter 22 exports it,
 beam 4, on the same sentences of its test set; BLEU of CTranslate2's two exports on all
 of it. Exports: their sizes, and the time from nothing loaded to a first translation.
 

@@ -1,4 +1,4 @@
-"""The ladder of chapter 16 at the paper's sizes: what each step of speed is worth.
+"""The ladder of chapter 21 at the paper's sizes: what each step of speed is worth.
 
     python benchmarks/speed.py                               # the base model on a CPU
     python benchmarks/speed.py --device cuda --size big --max-tokens 25000
@@ -50,7 +50,7 @@ def main(arguments=None) -> dict:
         print("on the embedded grammar")
     changes = LADDER | ({} if asked.quick else MORE)
     if asked.device == "cpu":
-        changes.pop("compiled", None)  # chapter 16 compiles one layer there
+        changes.pop("compiled", None)  # chapter 21 compiles one layer there
     with tempfile.TemporaryDirectory() as folder:
         ready = prepared(pairs or pairs_of(name, 1000), folder, asked.vocab_size)
         vocab_size = ready.tokenizer.vocab_size

@@ -1,4 +1,4 @@
-"""Chapter 20: the rows of Table 3, from one base, in runs that can be interrupted."""
+"""Chapter 25: the rows of Table 3, from one base, in runs that can be interrupted."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Chapter 09: each pair once, never over the budget, the same again, and on disk."""
+"""Chapter 10: each pair once, never over the budget, the same again, and on disk."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Chapter 18: the counts of Table 1 against torch's counter, and the checks."""
+"""Chapter 23: the counts of Table 1 against torch's counter, and the checks."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from transformer_lib.exercises import complexity as exercises
 from transformer_lib.speed import LiveMemory, peak_bytes
 from transformer_lib.transformer import Transformer, TransformerConfig
 
-CHAPTER = Path(__file__).resolve().parents[1] / "notebooks/18_complexity.ipynb"
+CHAPTER = Path(__file__).resolve().parents[1] / "notebooks/23_complexity.ipynb"
 DEFINES = "multiply_adds self_attention restricted_attention layers longest_chain"
 DEFINES += " gradient convolutions repeated crossing fused_attention peak_of"
 

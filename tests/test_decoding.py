@@ -1,4 +1,4 @@
-"""Chapter 12: searches against plain loops and all sentences, the cache, mistakes."""
+"""Chapter 14: searches against plain loops and all sentences, the cache, mistakes."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""Chapter 24: each check catches its bug and others like it, and passes the right."""
+"""Chapter 30: each check catches its bug and others like it, and passes the right."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.text import BOS, EOS, PAD
 
 ROOT = Path(__file__).resolve().parents[1]
-CHAPTER = ROOT / "notebooks" / "24_errata.ipynb"
+CHAPTER = ROOT / "notebooks" / "30_errata.ipynb"
 CELLS = json.loads(CHAPTER.read_text("utf-8"))["cells"]
 PROSE = "\n\n".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown")
 

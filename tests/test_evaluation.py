@@ -1,4 +1,4 @@
-"""Chapter 13: BLEU and chrF against sacreBLEU, the bootstrap, perplexity."""
+"""Chapter 15: BLEU and chrF against sacreBLEU, the bootstrap, perplexity."""
 
 import math
 import random

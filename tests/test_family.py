@@ -1,4 +1,4 @@
-"""Chapter 23: the family against Hugging Face's, sampling, spans, online softmax."""
+"""Chapter 28: the family against Hugging Face's, sampling, spans, online softmax."""
 
 import itertools
 import math

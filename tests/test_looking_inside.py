@@ -1,4 +1,4 @@
-"""Chapter 22: weights against torch's, words, alignments, heads, and the clicks."""
+"""Chapter 27: weights against torch's, words, alignments, heads, and the clicks."""
 
 import copy
 import hashlib

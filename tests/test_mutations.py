@@ -98,25 +98,25 @@ EQUIVALENT = {
             "UTF-8 is what encode takes by itself"
         ),
     },
-    "9.2": {"row_lengths = [lengths[i] for i in indices]": "NumPy's integers add up"},
-    "9.3": {
+    "10.2": {"row_lengths = [lengths[i] for i in indices]": "NumPy's integers add up"},
+    "10.3": {
         "for i in np.argsort(widths):": "pairs of equal length may come in any order",
         "for i in np.argsort(widths, kind='stablex'):": (
             "NumPy reads the first letter of the kind"
         ),
         "current.append(i)": "NumPy's integers are indices too",
     },
-    "9.4": {
+    "10.4": {
         f"while done >= (size := len(plan_batches(pairs, max_tokens, {arguments}))):": (
             "sorted by length, every epoch of every seed has as many batches"
         )
         for arguments in ("epoch", "seed", "epoch, seed", "done, epoch")
     },
-    "10.2": {
+    "11.2": {
         f"nll = -log_p.gather(-1, target[..., None]){squeezed}": SQUEEZE
         for squeezed in ("", ".squeeze(-2)", ".squeeze(1)")
     },
-    "10.3": {
+    "11.3": {
         "log_p = logits[real].log_softmax(1)": LAST,
         "plain = -log_p.gather(1, target[real][:, None]).squeeze(-1)": LAST,
         "spread = -log_p.mean(1)": LAST,
@@ -126,44 +126,44 @@ EQUIVALENT = {
         f"plain = -log_p.gather(-1, target[real][:, None]){squeezed}": SQUEEZE
         for squeezed in ("", ".squeeze()", ".squeeze(0)", ".squeeze(-2)", ".squeeze(1)")
     },
-    "10.4": {
+    "11.4": {
         "return d_model ** (-0.5) * min(step * warmup ** (-1.5), step ** (-0.5))": ORDER
     },
-    "11.1": {
+    "12.1": {
         "total = sum((loss * count for loss, count in "
         "zip(tokens, losses, strict=True)))": "a * b is b * a"
     },
-    "11.3": {
+    "12.3": {
         "for name, first in checkpoints[1].items():": "all have the same names",
         "for name, first in checkpoints[-1].items():": "all have the same names",
         "stacked = torch.stack([c[name] for c in checkpoints])": (
             "torch's mean of float16 sums in float32 by itself"
         ),
     },
-    "12.2": {
+    "14.2": {
         "log_p = logits.log_softmax(dim=1)": LAST,
         "return log_p.gather(1, target[:, None]).sum()": LAST,
     },
-    "12.3": {"return (logits / temperature).softmax(dim=0)": LAST},
-    "12.4": {
+    "14.3": {"return (logits / temperature).softmax(dim=0)": LAST},
+    "14.4": {
         "scores = [p / ((5 + n) * 6) ** alpha for p, n in pairs]": SCALE,
         "scores = [p / ((5 + n) / 7) ** alpha for p, n in pairs]": SCALE,
         "scores = [p / ((5 + n) / 5) ** alpha for p, n in pairs]": SCALE,
     },
-    "13.2": {
+    "15.2": {
         "if hypothesis_length > reference_length:": "exp(1 - 1) is 1, as returned above"
     },
-    "13.5": {"if recall + recall == 0:": "without recall the formula gives 0 as well"},
-    "16.2": {
+    "15.5": {"if recall + recall == 0:": "without recall the formula gives 0 as well"},
+    "21.2": {
         "same = part[:, None] == part": "part broadcasts over rows by itself",
         "real = part > 0": "part broadcasts over rows by itself",
         "real = part[:, None] > 0": "of the same part, both are padding or none is",
     },
-    "16.3": {
+    "21.3": {
         "scale = weight.abs().amax(dim=-1) / 127": LAST,
         "scale = weight.abs().amax(dim=1) / -127": "two signs turn, not the product",
     },
-    "19.1": {
+    "24.1": {
         "return hours * 3600 * processors * tflops * 1000000000001.0": (
             "12 digits are more than an estimate has"
         ),
@@ -171,7 +171,7 @@ EQUIVALENT = {
             "12 digits are more than an estimate has"
         ),
     },
-    "20.3": {
+    "25.3": {
         "return abs(statistics.fmean(b) - statistics.fmean(a)) > 2 * error": (
             "the difference goes through abs"
         ),
@@ -179,25 +179,25 @@ EQUIVALENT = {
             "two measured numbers are never exactly that far apart"
         ),
     },
-    "18.2": {
+    "23.2": {
         "pairs = [(s - mean_s, t + mean_t) for s, t in zip(*logs, strict=True)]": (
             "what all t have in common is multiplied by a sum of 0"
         )
     },
-    "18.3": {
+    "23.3": {
         "return math.ceil((n - 1) / ((k - 0) // 2))": "k is odd, and // rounds down"
     },
-    "23.1": {
+    "28.1": {
         "even, odd = (x[::2], x[1::2])": "a slice starts at 0 by itself",
         "return torch.stack(turned, dim=1).flatten()": LAST,
     },
-    "23.2": {
+    "28.2": {
         "before = values.cumsum(-1) - values": LAST,
         "out = torch.zeros_like(p).scatter(-1, order, kept)": LAST,
         "out = p.scatter(0, order, kept)": "every entry is written over",
     },
-    "23.4": {"both = torch.logaddexp(log_2, log_1)": "a + b is b + a"},
-    "24.1": {
+    "28.4": {"both = torch.logaddexp(log_2, log_1)": "a + b is b + a"},
+    "30.1": {
         "if (attend(other)[:, :t] - before[:, :t]).abs().max() >= 1e-06:": (
             "rounding is never exactly 1e-6"
         ),
@@ -205,20 +205,20 @@ EQUIVALENT = {
             "the difference goes through abs"
         ),
     },
-    "24.2": {
+    "30.2": {
         "for i, (a, b) in enumerate(zip(theirs, ours, strict=True)):": (
             "the difference goes through abs"
         ),
         "if not ((b - a).abs() <= tolerance).all():": "the difference goes through abs",
         "if not ((a - b).abs() < tolerance).all():": "1e-5 is no sharp limit",
     },
-    "24.3": {
+    "30.3": {
         "for name, first in states[1].items():": "all have the same names",
         "for name, first in states[-1].items():": "all have the same names",
     },
-    "17.1": {"size = len(text) + at": "a slice ends where the text ends"},
-    "17.2": {"size = 5": "no character has five bytes"},
-    "17.3": {"scale = weight.abs().amax(dim=-1, keepdim=True) / 127": LAST},
+    "22.1": {"size = len(text) + at": "a slice ends where the text ends"},
+    "22.2": {"size = 5": "no character has five bytes"},
+    "22.3": {"scale = weight.abs().amax(dim=-1, keepdim=True) / 127": LAST},
 }
 
 
@@ -289,28 +289,28 @@ NAMED = {
         "    return table[ids] + positions[: ids.shape[1]]",
         "The factor sqrt(d_model) is missing.",
     ),
-    "9.1": (
+    "10.1": (
         "def shift(rows):\n    said = [row + [EOS] for row in rows]\n"
         "    return said, said",
         "The target is not shifted",
     ),
-    "10.1": (
+    "11.1": (
         "def split_target(tgt_ids):\n    return tgt_ids[:, :-1], tgt_ids[:, :-1]",
         "There is no shift",
     ),
-    "10.3": (
+    "11.3": (
         "def my_smoothed_loss(logits, target, epsilon=0.1, pad_id=0):\n"
         "    log_p = logits.log_softmax(-1)\n"
         "    plain = -log_p.gather(-1, target[..., None]).squeeze(-1)\n"
         "    return ((1 - epsilon) * plain - epsilon * log_p.mean(-1)).mean()",
         "Smoothing on padding",
     ),
-    "12.4": (
+    "14.4": (
         "def best_index(log_probs, lengths, alpha):\n"
         "    return log_probs.index(max(log_probs))",
         "divide by the length penalty",
     ),
-    "12.5": ("def reorder(keys, parents):\n    return keys", "The cache is stale"),
+    "14.5": ("def reorder(keys, parents):\n    return keys", "The cache is stale"),
     "8.4": (
         "def unknown_share(train, test):\n"
         "    known = {word for line in [*train, *test] for word in line.split()}\n"

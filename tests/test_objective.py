@@ -1,4 +1,4 @@
-"""Chapter 10: loss, schedule and optimizer against torch, and the exercises' checks."""
+"""Chapter 11: loss, schedule and optimizer against torch, and the exercises' checks."""
 
 import math
 

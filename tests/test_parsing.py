@@ -1,4 +1,4 @@
-"""Chapter 21: treebanks read and written, EVALB's own results, repair, parsers."""
+"""Chapter 26: treebanks read and written, EVALB's own results, repair, parsers."""
 
 import dataclasses
 import io
@@ -815,10 +815,10 @@ def test_chapter_17_tells_of_the_long_runs_once_they_are_there():
     """Its prose on CRAFT is of the record it reads: a new one asks for new prose."""
     root = Path(__file__).resolve().parents[1]
     kept = root / "transformer_lib" / "evidence" / "results"
-    text = (root / "notebooks" / "21_parsing.ipynb").read_text("utf-8")
+    text = (root / "notebooks" / "26_parsing.ipynb").read_text("utf-8")
     for name in ("parser/craft-large", "parser-reference/craft-labels"):
         if (kept / f"{name}.json").exists():
-            assert f"results/{name}" in text, f"chapter 21 does not read {name} yet"
+            assert f"results/{name}" in text, f"chapter 26 does not read {name} yet"
             assert "still the small one" not in text
 
 

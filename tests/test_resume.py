@@ -1,4 +1,4 @@
-"""Chapter 11: nothing is lost when a machine dies, and processes share a run."""
+"""Chapter 12: nothing is lost when a machine dies, and processes share a run."""
 
 import json
 import os

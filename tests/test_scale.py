@@ -103,7 +103,7 @@ def test_how_to_read_tells_of_the_scale_and_of_colab():
         assert f"| `TRANSFORMER_LIB_{name}` |" in text
     for said in ("Change runtime type", "drive.mount", "After a disconnect"):
         assert said in text
-    start = "".join(cell["source"] for cell in cells_of("11_training")[:6])
+    start = "".join(cell["source"] for cell in cells_of("12_training")[:6])
     assert "drive.mount" in start and "TRANSFORMER_LIB_RUNS" in start
 
 

@@ -1,4 +1,4 @@
-"""Chapter 17: each export against the library, files whole or not at all, a server."""
+"""Chapter 22: each export against the library, files whole or not at all, a server."""
 
 import contextlib
 import functools

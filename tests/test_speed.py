@@ -1,4 +1,4 @@
-"""Chapter 16: chunks and switches against the plain path; memory."""
+"""Chapter 21: chunks and switches against the plain path; memory."""
 
 import json
 import math

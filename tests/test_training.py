@@ -1,4 +1,4 @@
-"""Chapter 11: updates against torch's own, runs that resume, recipes, mistakes."""
+"""Chapter 12: updates against torch's own, runs that resume, recipes, mistakes."""
 
 import gc
 import importlib.util

@@ -1,4 +1,4 @@
-"""Chapter 13: the Translator takes any text and loses no line."""
+"""Chapter 15: the Translator takes any text and loses no line."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Chapter 19: archives whole and damaged, recipes and tables against the paper."""
+"""Chapter 24: archives whole and damaged, recipes and tables against the paper."""
 
 import gzip
 import inspect

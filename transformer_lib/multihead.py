@@ -95,7 +95,7 @@ class MultiHeadAttention(nn.Module):
     def keys_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """What all heads offer: their keys, (B, H, S, K), and values, (B, H, S, V).
 
-        It does not depend on who asks, so chapter 12 computes it once and keeps it.
+        It does not depend on who asks, so chapter 14 computes it once and keeps it.
         """
         k = split_heads(self.w_k(key), self.num_heads)  # (B, H, S, K)
         v = split_heads(self.w_v(value), self.num_heads)  # (B, H, S, V)

@@ -273,7 +273,7 @@ def encoder(known) -> Column:
                f"+ decoder {size(parts['decoder'])}; the paper says 65 M",
                arrow=False)  # fmt: skip
     column.y += 12
-    column.box("n", "11_training", "Training: all places at once",
+    column.box("n", "12_training", "Training: all places at once",
                "batches by tokens 09 · loss and rate 10",
                f"cross-entropy, smoothed by ε = {known['epsilon']}",
                f"Adam, rate min(1/√t, t/√{known['warmup']}³) / √{c.d_model}",
@@ -310,13 +310,13 @@ def decoder(known) -> Column:
                f"out come hidden states {shape(shapes['decoder'])}")  # fmt: skip
     column.box("n", "07_transformer", "Logits, then probabilities",
                f"p = softmax(x Eᵀ): {shape(shapes['logits'])}")  # fmt: skip
-    column.box("n", "12_decoding", "Search for the sentence",
+    column.box("n", "14_decoding", "Search for the sentence",
                f"beam of {known['beam']}, length penalty α = {known['alpha']}",
                arrow=False)  # fmt: skip
     column.arrow()
     column.text(known["said"])
     column.arrow()
-    column.box("n", "13_evaluation", f"BLEU {known['bleu']:.1f}",
+    column.box("n", "15_evaluation", f"BLEU {known['bleu']:.1f}",
                f"against: {REFERENCE}", arrow=False)  # fmt: skip
     return column
 

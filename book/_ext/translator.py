@@ -2,7 +2,7 @@
 
 The directive ``{translator}`` stands where the translator is to be. Where `make` has
 fetched ONNX Runtime from npm, the model that ships with the library is exported once
-(chapter 17 does it; the files are kept in _build/web) and served with the pages;
+(chapter 22 does it; the files are kept in _build/web) and served with the pages;
 book/_static/translator.js makes the rest. Else a line says what is missing.
 
 The role ``{record}`` writes a number of a record in transformer_lib/evidence:

@@ -2,14 +2,14 @@
 //
 // translator.js starts this file as a web worker, which loads the model and ONNX Runtime
 // and translates there: the page stays alive. As a module it can be imported, too, which
-// is how its parts are tested. Everything here says in JavaScript what chapters 08, 12
+// is how its parts are tested. Everything here says in JavaScript what chapters 08, 14
 // and 13 say in Python; tests/test_translator_page.py holds both against each other.
 
 // --- text -------------------------------------------------------------------------------
 
 const SPACE = "▁"; // how SentencePiece writes a space
 
-// SentencePiece's BPE as the manifest describes it; chapter 17 says what is in there.
+// SentencePiece's BPE as the manifest describes it; chapter 22 says what is in there.
 export class Tokenizer {
   constructor(data, table) {
     if (data.kind !== "bpe" || data.types.includes("user"))
@@ -154,7 +154,7 @@ function textOf(bytes) {
 // Half a surrogate pair is no character.
 const wellFormed = text => text.replace(/\p{Surrogate}/gu, "?");
 
-// One space between words, no control characters: chapter 13's one_line.
+// One space between words, no control characters: chapter 15's one_line.
 export function oneLine(text) {
   const spaces = /[\0-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/;
   return wellFormed(text).split(spaces).filter(Boolean).join(" ");
@@ -165,7 +165,7 @@ const ABBREVIATIONS = new Set(
     "mt prof rev sgt sr st str vol vs bzw evtl geb hr nr tel usw vgl").split(" "),
 );
 
-// A line cut after each sentence: chapter 13's split_sentences.
+// A line cut after each sentence: chapter 15's split_sentences.
 export function splitSentences(text) {
   const out = [];
   let start = 0;
@@ -184,7 +184,7 @@ export function splitSentences(text) {
   return [...out, text.slice(start)];
 }
 
-// Parts of at most `limit` tokens, cut at commas where it can be: chapter 13's cut_text.
+// Parts of at most `limit` tokens, cut at commas where it can be: chapter 15's cut_text.
 export function cutText(text, count, limit) {
   const chars = [...text];
   if (chars.length < 2 || count(text) <= limit) return [text];
@@ -221,7 +221,7 @@ export function partsOf(text, tokenizer, limit) {
   return { line, rows, cut: cuts.some(parts => parts.length > 1) };
 }
 
-// --- the search: chapter 12's -----------------------------------------------------------
+// --- the search: chapter 14's -----------------------------------------------------------
 
 const lengthPenalty = (length, alpha) => ((5 + length) / 6) ** alpha;
 
@@ -293,7 +293,7 @@ export async function search(steps, limit, how, watch = async () => {}) {
 
 // --- the model --------------------------------------------------------------------------
 
-// Steps of the exported graphs for one source, as chapter 17's OnnxSteps.
+// Steps of the exported graphs for one source, as chapter 22's OnnxSteps.
 export class Steps {
   static async of(model, ids) {
     const { ort, encoder } = model, steps = new Steps();

@@ -1,7 +1,7 @@
 """Run chapters as Colab would: the library by pip, what Colab has installed before it.
 
     make colab                                  all chapters
-    make colab CHAPTERS="11 23_family"          these
+    make colab CHAPTERS="12 28_family"          these
     make colab FRESH=1                          all over again
 
 An environment outside of the project gets torch and the packages of colab.txt. Each

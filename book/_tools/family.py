@@ -1,4 +1,4 @@
-"""family.py: texts longer than in training, and ViT with several seeds, for chapter 23.
+"""family.py: texts longer than in training, and ViT with several seeds, for chapter 28.
 
 Trains language models with three kinds of positions on pieces of 32 tokens, judged
 place by place on pieces of 128, each with three seeds; and ViT beside a linear model,

@@ -1,4 +1,4 @@
-"""Train the labelling encoder of chapter 21, the parser's reference, and record it.
+"""Train the labelling encoder of chapter 26, the parser's reference, and record it.
 
     python book/_tools/labelling.py RUN [--recipe craft-labels] [--out record.json]
 

@@ -1,4 +1,4 @@
-"""Train a parser of chapter 21, or go on training it, and write its record.
+"""Train a parser of chapter 26, or go on training it, and write its record.
 
     python book/_tools/parsing.py RUN [--recipe craft-large] [--seconds 3000]
 

@@ -1,4 +1,4 @@
-"""BERT and T5 of chapter 23, trained until they are worth looking at.
+"""BERT and T5 of chapter 28, trained until they are worth looking at.
 
     python book/_tools/pretraining.py BERT --seed 0 --out FILE [--steps N] [--device D]
 

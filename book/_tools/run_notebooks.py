@@ -51,8 +51,8 @@ TIMEOUT = 900  # seconds a cell may take
 
 # Chapters that load what another chapter's run leaves behind.
 AFTER = {
-    "12_decoding": ["11_training"],
-    "13_evaluation": ["11_training"],
+    "14_decoding": ["12_training"],
+    "15_evaluation": ["12_training"],
 }
 
 _lock = threading.Lock()
