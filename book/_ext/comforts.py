@@ -37,7 +37,9 @@ def number_equations(app, doctree):
 
 
 def number_figures(app, doctree):
-    """Pictures that cells drew are Figure 2.1, 2.2, ...; each has an address.
+    """What cells drew is Figure 2.1, 2.2, ...; each has an address.
+
+    Pictures and interactive figures are counted together.
 
     What to see in it is said by the cell's metadata: `mystnb: {caption: ...}`.
     """
@@ -47,7 +49,7 @@ def number_figures(app, doctree):
     for output in doctree.findall(nodes.container):
         if output.get("nb_element") != "cell_code_output":
             continue
-        drawn = [part for part in output if list(part.findall(nodes.image))]
+        drawn = [part for part in output if is_drawn(part)]
         if drawn:
             i += 1
             number = nodes.strong("", f"Figure {chapter}.{i}")
@@ -57,6 +59,14 @@ def number_figures(app, doctree):
             if caption := about.get("caption"):
                 words += nodes.Text(f"\u2002{caption}")
             output.insert(output.index(drawn[-1]) + 1, words)  # before printed text
+
+
+def is_drawn(part) -> bool:
+    """Whether a part of a cell's output is a picture or an interactive figure."""
+    if list(part.findall(nodes.image)):
+        return True
+    return any('class="interactive-figure"' in raw.astext()[:400]
+               for raw in part.findall(nodes.raw))  # fmt: skip
 
 
 # --- definitions ---------------------------------------------------------------------
