@@ -36,6 +36,7 @@ from kept import keep, out_file
 from peers import interval
 
 from transformer_lib.batches import pad
+from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import CachedSteps, beam_search, evaluating, search
 from transformer_lib.evaluation import Translator
 from transformer_lib.serving import (
@@ -44,7 +45,7 @@ from transformer_lib.serving import (
     to_int8,
     to_marian,
 )
-from transformer_lib.text import BOS, EOS, PAD, load_corpus
+from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import environment_record, load_pretrained, write_json
 from transformer_lib.transformer import Transformer, TransformerConfig
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from transformer_lib.text import check_place
+from transformer_lib.files import check_place
 from transformer_lib.training import write_json
 
 EVIDENCE = Path(__file__).parents[1] / "transformer_lib" / "evidence"

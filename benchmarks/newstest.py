@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from kept import keep, out_file
 
+from transformer_lib.corpora import Corpus, load_corpus
 from transformer_lib.evaluation import Translator, evaluate, tokenized_bleu
-from transformer_lib.text import Corpus, load_corpus
 from transformer_lib.training import environment_record
 
 

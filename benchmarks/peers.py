@@ -71,8 +71,10 @@ from transformer_lib.batches import (
     plan_batches,
     plan_packed,
 )
+from transformer_lib.corpora import load_corpus
+from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.objective import build_optimizer
-from transformer_lib.text import BOS, EOS, PAD, UNK, CorpusUnavailable, load_corpus
+from transformer_lib.tokenizer import BOS, EOS, PAD, UNK
 from transformer_lib.training import environment_record, write_json
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 

@@ -38,7 +38,8 @@ from apart import apart
 from kept import keep, out_file
 
 from transformer_lib.batches import prepare
-from transformer_lib.text import CorpusUnavailable, load_corpus
+from transformer_lib.corpora import load_corpus
+from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.training import environment_record
 
 # --- the jobs -------------------------------------------------------------------------

@@ -24,7 +24,9 @@ from apart import apart
 from kept import keep, out_file
 
 from transformer_lib.batches import prepare, sample_pairs
-from transformer_lib.text import Tokenizer, grammar_split, stream_corpus
+from transformer_lib.corpora import stream_corpus
+from transformer_lib.grammar import grammar_split
+from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import environment_record
 from transformer_lib.wmt import clean_wmt, miniature, open_tar_member
 

@@ -44,12 +44,14 @@ from transformer_lib.ablations import (
 )
 from transformer_lib.batches import prepare
 from transformer_lib.command_line import main
+from transformer_lib.corpora import load_corpus
 from transformer_lib.exercises.ablations import (
     check_clear,
     check_proportion,
     check_ranks,
 )
-from transformer_lib.text import BOS, EOS, claimed, load_corpus
+from transformer_lib.files import claimed
+from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.training import Recipe, load_run
 from transformer_lib.transformer import Transformer, TransformerConfig
 

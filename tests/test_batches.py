@@ -47,7 +47,8 @@ from transformer_lib.exercises.batches import (
     check_shift,
     check_where,
 )
-from transformer_lib.text import BOS, EOS, PAD, Tokenizer, grammar_split
+from transformer_lib.grammar import grammar_split
+from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 
 EASY = settings(max_examples=25)
 V = 50

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from transformer_lib import command_line as cli
 from transformer_lib.batches import load_prepared
 from transformer_lib.command_line import main, settings_asked
+from transformer_lib.corpora import load_corpus
 from transformer_lib.parsing import read_trees
-from transformer_lib.text import load_corpus
 from transformer_lib.training import Recipe, check_prepared, load_run
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -35,7 +35,7 @@ from transformer_lib.exercises.decoding import (
     check_reorder,
     check_temperature,
 )
-from transformer_lib.text import BOS, EOS, PAD
+from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
 

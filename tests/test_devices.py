@@ -22,8 +22,9 @@ from transformer_lib import (
     transformer,
 )
 from transformer_lib.batches import Batch, make_batch, pack, pad, tokenize_pairs
+from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import Translator
-from transformer_lib.text import BOS, EOS, PAD, Tokenizer, load_corpus
+from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.training import Recipe, load_pretrained, load_run, train
 from transformer_lib.transformer import Transformer, TransformerConfig, default_device
 

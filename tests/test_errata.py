@@ -20,7 +20,7 @@ from transformer_lib.errata import EXHIBITS, Exhibit, exhibit
 from transformer_lib.exercises import errata as exercises
 from transformer_lib.exercises.check import Mistake
 from transformer_lib.objective import label_smoothed_cross_entropy
-from transformer_lib.text import BOS, EOS, PAD
+from transformer_lib.tokenizer import BOS, EOS, PAD
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTER = ROOT / "notebooks" / "30_errata.ipynb"

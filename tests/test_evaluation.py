@@ -43,7 +43,8 @@ from transformer_lib.exercises.evaluation import (
     check_f_score,
     check_resampled,
 )
-from transformer_lib.text import EOS, Tokenizer, grammar_split
+from transformer_lib.grammar import grammar_split
+from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 TEXT = grammar_split("test")[:60]

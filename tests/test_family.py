@@ -54,7 +54,7 @@ from transformer_lib.family import (
 from transformer_lib.hello import attention as attention_on_lists
 from transformer_lib.multihead import MultiHeadAttention, use_attention
 from transformer_lib.positions import position_rotation
-from transformer_lib.text import BOS, EOS, PAD
+from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 FEW = settings(max_examples=25, deadline=None)
@@ -824,12 +824,12 @@ def test_batches_hold_each_row_once_a_round():
 
 def test_sentences_without_a_mirror(monkeypatch, tmp_path):
     def unreachable(*args):
-        from transformer_lib.text import CorpusUnavailable
+        from transformer_lib.downloads import CorpusUnavailable
 
         raise CorpusUnavailable("no network here")
 
     import transformer_lib.family as family
-    from transformer_lib.text import load_corpus
+    from transformer_lib.corpora import load_corpus
 
     def only_grammar(name, split="train"):
         return load_corpus(name, split) if "grammar" in name else unreachable()

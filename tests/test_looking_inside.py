@@ -23,6 +23,7 @@ from transformer_lib.exercises.looking_inside import (
     check_entropy,
     check_error_rate,
 )
+from transformer_lib.grammar import ADJECTIVES, NOUNS, PRONOUNS
 from transformer_lib.looking_inside import (
     Attention,
     AttentionView,
@@ -59,7 +60,7 @@ from transformer_lib.looking_inside import (
     words_of,
     zeroed,
 )
-from transformer_lib.text import ADJECTIVES, BOS, EOS, NOUNS, PAD, PRONOUNS
+from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import find_pretrained, load_pretrained, read_evidence
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 

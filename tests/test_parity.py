@@ -28,8 +28,9 @@ from training import SIZES, prepared
 
 from transformer_lib.batches import make_batch, pad
 from transformer_lib.decoding import beam_search, force_score, greedy_decode
+from transformer_lib.grammar import grammar_split
 from transformer_lib.serving import CTranslate2Model, export_ctranslate2, to_marian
-from transformer_lib.text import BOS, EOS, PAD, grammar_split
+from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import TransformerConfig, torch_twin
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from transformer_lib import parsing
 from transformer_lib.batches import make_batch
+from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.exercises.parsing import check_close, check_f1, check_spans
 from transformer_lib.parsing import (
     BRACKETS,
@@ -50,7 +51,6 @@ from transformer_lib.parsing import (
     word_shape,
     word_slots,
 )
-from transformer_lib.text import CorpusUnavailable
 from transformer_lib.training import Recipe
 from transformer_lib.transformer import Transformer, TransformerConfig
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from transformer_lib.ablations import ROWS
-from transformer_lib.text import load_corpus
+from transformer_lib.corpora import load_corpus
 from transformer_lib.training import Recipe, train
 
 ROOT = Path(__file__).resolve().parents[1]

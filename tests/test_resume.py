@@ -15,7 +15,7 @@ import torch
 
 from transformer_lib import training
 from transformer_lib.batches import prepare
-from transformer_lib.text import grammar_split
+from transformer_lib.grammar import grammar_split
 from transformer_lib.training import (
     DamagedFile,
     Recipe,

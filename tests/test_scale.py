@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 SCALED = sorted(
     path
     for path in ROOT.glob("notebooks/*.ipynb")
-    if "08" <= path.stem[:2] <= "23" and path.stem[:2] not in ("14", "15")
+    if "08" <= path.stem[:2] <= "23" and path.stem[:2] not in ("09", "14", "15")
 )
 SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.1}
 

@@ -23,12 +23,14 @@ from hypothesis import strategies as st
 from transformer_lib import serving
 from transformer_lib import text as text_module
 from transformer_lib.batches import pad
+from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import (
     CachedSteps,
     FullSteps,
     beam_search,
     greedy_decode,
 )
+from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.evaluation import Translator
 from transformer_lib.exercises.serving import (
     check_in_8_bits,
@@ -36,6 +38,7 @@ from transformer_lib.exercises.serving import (
     check_text_of,
 )
 from transformer_lib.family import FamilyConfig, build_model
+from transformer_lib.grammar import grammar_split
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.serving import (
     CTranslate2Model,
@@ -58,15 +61,7 @@ from transformer_lib.serving import (
     token_scores,
     tokenizer_data,
 )
-from transformer_lib.text import (
-    BOS,
-    EOS,
-    PAD,
-    CorpusUnavailable,
-    Tokenizer,
-    grammar_split,
-    load_corpus,
-)
+from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
 

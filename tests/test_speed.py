@@ -41,7 +41,7 @@ from transformer_lib.speed import (
     trainer,
     training_flops,
 )
-from transformer_lib.text import EOS, PAD
+from transformer_lib.tokenizer import EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 32}

@@ -32,13 +32,15 @@ from transformer_lib.batches import (
     prepare,
     tokenize_pairs,
 )
+from transformer_lib.corpora import Corpus
 from transformer_lib.exercises.training import (
     check_average,
     check_best_step,
     check_mean_loss,
 )
+from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import build_optimizer
-from transformer_lib.text import EOS, Corpus, Tokenizer, grammar_split
+from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.training import (
     Progress,
     Recipe,

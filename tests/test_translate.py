@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_lib.corpora import Corpus
 from transformer_lib.decoding import beam_search, greedy_decode
 from transformer_lib.evaluation import (
     Candidate,
@@ -25,7 +26,7 @@ from transformer_lib.evaluation import (
     split_sentences,
     translate,
 )
-from transformer_lib.text import EOS, Corpus
+from transformer_lib.tokenizer import EOS
 
 LINES = [
     "Where is the station?",

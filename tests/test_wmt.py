@@ -26,21 +26,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib import wmt
+from transformer_lib.corpora import CleaningReport
 from transformer_lib.decoding import beam_search
+from transformer_lib.downloads import CorpusUnavailable, Part, download
 from transformer_lib.evaluation import Translator
 from transformer_lib.exercises.wmt import (
     check_attention_flops,
     check_cost,
     check_share_out,
 )
+from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import label_smoothed_cross_entropy
-from transformer_lib.text import (
-    CleaningReport,
-    CorpusUnavailable,
-    Part,
-    download,
-    grammar_split,
-)
 from transformer_lib.training import Recipe, read_evidence
 from transformer_lib.transformer import Transformer, TransformerConfig
 

@@ -31,9 +31,10 @@ from transformer_lib.batches import (
     tokenize_pairs,
     within,
 )
+from .corpora import load_corpus
 from .evaluation import Translator, perplexity, sacre_bleu
+from .files import claimed
 from .multihead import head_widths
-from .text import claimed, load_corpus
 from transformer_lib.training import (
     Recipe,
     load_run,

@@ -34,19 +34,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from transformer_lib.text import (
-    BOS,
-    EOS,
+from transformer_lib.corpora import (
     NAMES,
-    PAD,
     CleaningReport,
-    NotWritten,
-    Tokenizer,
     load_corpus,
     origin_of,
     stream_corpus,
     user_files,
 )
+from .files import NotWritten
+from .tokenizer import BOS, EOS, PAD, Tokenizer
 
 try:
     import fcntl

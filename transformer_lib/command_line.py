@@ -152,7 +152,7 @@ def run_train(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #033fd683
 def run_average(asked: argparse.Namespace) -> None:
     """Average the last checkpoints of a run into a folder of their own."""
-    from transformer_lib.text import check_place
+    from transformer_lib.files import check_place
     from transformer_lib.training import (
         average_checkpoints,
         checkpoint_files,
@@ -211,7 +211,7 @@ def decoded(file: Iterable, name: str | Path) -> Iterator[str]:
 def run_translate(asked: argparse.Namespace) -> None:
     """Translate lines of files or of standard input."""
     from transformer_lib.evaluation import Translator
-    from transformer_lib.text import whole_file
+    from transformer_lib.files import whole_file
 
     translator = Translator.from_pretrained(asked.model, device=asked.device)
     settings = {"beam_size": asked.beam_size, "alpha": asked.alpha}
@@ -239,8 +239,9 @@ def run_parse(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #23e56666
 def run_evaluate(asked: argparse.Namespace) -> None:
     """Translate a test set and score it."""
+    from transformer_lib.corpora import load_corpus
     from transformer_lib.evaluation import Translator, evaluate
-    from transformer_lib.text import check_place, load_corpus
+    from transformer_lib.files import check_place
 
     if asked.json:
         check_place(asked.json)
@@ -271,7 +272,7 @@ def report(record: dict) -> str:
 def run_ablate(asked: argparse.Namespace) -> None:
     """Run rows of the paper's Table 3, and print them beside the paper's."""
     from transformer_lib.ablations import ROWS, ablate, table, table_text
-    from transformer_lib.text import check_place
+    from transformer_lib.files import check_place
     from transformer_lib.training import write_json
 
     check_place(asked.out, folder=True)
@@ -288,8 +289,8 @@ def run_ablate(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #6724b595
 def run_export(asked: argparse.Namespace) -> None:
     """Write a model for other programs, and prove that each says the same."""
+    from transformer_lib.files import check_place
     from transformer_lib.serving import EXPORTS, export, prove
-    from transformer_lib.text import check_place
     from transformer_lib.training import load_pretrained
 
     check_place(asked.out, folder=True)
@@ -316,7 +317,8 @@ def unseen(about: dict, count: int = 40) -> tuple[str, list[str]]:
 
     Where that has none that can be had, those of the embedded grammar.
     """
-    from transformer_lib.text import CorpusUnavailable, load_corpus
+    from transformer_lib.corpora import load_corpus
+    from transformer_lib.downloads import CorpusUnavailable
 
     for name in (about.get("recipe", {}).get("corpus"), "grammar-en-de"):
         try:
@@ -427,7 +429,7 @@ def check_disk() -> tuple:
 
 def check_corpora() -> tuple:
     """Which corpora are found without the network."""
-    from transformer_lib.text import cache_folder
+    from transformer_lib.downloads import cache_folder
 
     folder = cache_folder()
     known = sorted(p.name for p in folder.glob("*") if p.is_file())

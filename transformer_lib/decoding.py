@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .decoder import padding_mask
 from .figures.frame import InteractiveFigure
-from .text import BOS, EOS, PAD
+from .tokenizer import BOS, EOS, PAD
 from .transformer import Transformer
 
 # %% ../notebooks/14_decoding.ipynb #c1d3bf3f

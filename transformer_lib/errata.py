@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from .attention import fused_attention, scaled_dot_product_attention
 from .batches import Batch, TokenPairs, flatten, make_batch, pad
+from .corpora import read_lines
 from .decoder import causal_mask, padding_mask
 from transformer_lib.decoding import (
     CachedSteps,
@@ -46,7 +47,7 @@ from .exercises.check import Mistake, expect
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .objective import label_smoothed_cross_entropy, noam_lr
 from .positions import sinusoidal_positions
-from .text import BOS, EOS, PAD, read_lines, train_bpe
+from .tokenizer import BOS, EOS, PAD, train_bpe
 from .training import add_gradients, average_checkpoints, save_tensors
 from .transformer import Transformer, TransformerConfig
 
@@ -220,7 +221,7 @@ def merges_of_all(train: Sequence[str], test: Sequence[str]) -> list:
 
 @exhibit(
     "vocabulary of the test", "fartashf/vsepp#29 dmlc/dgl#516",
-    "08_text", merges_of_all, lambda train, test: train_bpe(train, 8),
+    "08_tokenizer", merges_of_all, lambda train, test: train_bpe(train, 8),
 )
 def check_vocabulary(learn: Callable) -> None:
     """Another test set must not change what is learned from the training text."""
@@ -238,7 +239,9 @@ def split_lines(path: Path) -> list[str]:
 @exhibit(
     "lines that are none",
     "tensorflow/datasets#2474 tensorflow/datasets#2633 tensorflow/datasets#4590",
-    "08_text", split_lines, lambda path: [line.decode() for line in read_lines(path)],
+    "09_corpora",
+    split_lines,
+    lambda path: [line.decode() for line in read_lines(path)],
 )
 def check_lines(lines_of: Callable[[Path], list[str]]) -> None:
     """As many lines as there are newlines, with all that stands between them."""

@@ -30,9 +30,10 @@ from pathlib import Path
 import numpy as np
 
 from .batches import TokenPairs, pad, tokenize_pairs
+from .corpora import Corpus
 from .decoding import Hypothesis, beam_search, check_search
 from .figures.frame import InteractiveFigure
-from .text import EOS, UNK, Corpus, Tokenizer
+from .tokenizer import EOS, UNK, Tokenizer
 from .training import load_pretrained, validation_loss
 from .transformer import Transformer
 

@@ -29,20 +29,15 @@ from torch import Tensor, nn
 
 from .attention import _check_inputs
 from .batches import pad
+from .corpora import load_corpus
 from .decoder import Decoder, DecoderLayer, causal_mask, padding_mask
 from .decoding import evaluating
+from .downloads import CorpusUnavailable
 from .encoder import Encoder, EncoderLayer, FeedForward
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .objective import build_optimizer, label_smoothed_cross_entropy
 from .positions import LearnedPositions, frequencies
-from transformer_lib.text import (
-    BOS,
-    EOS,
-    PAD,
-    CorpusUnavailable,
-    Tokenizer,
-    load_corpus,
-)
+from .tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.transformer import (
     Embeddings,
     Transformer,

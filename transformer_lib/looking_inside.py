@@ -31,20 +31,12 @@ from torch import Tensor
 
 from .attention import scaled_dot_product_attention
 from .batches import pad
+from .corpora import load_corpus
 from .decoding import beam_search, evaluating
 from .evaluation import Translator, sacre_bleu
+from .grammar import VERBS, Clause, verb_clause
 from .multihead import MultiHeadAttention
-from transformer_lib.text import (
-    BOS,
-    EOS,
-    MARK,
-    PAD,
-    VERBS,
-    Clause,
-    Tokenizer,
-    load_corpus,
-    verb_clause,
-)
+from .tokenizer import BOS, EOS, MARK, PAD, Tokenizer
 from .training import environment_record, find_pretrained, write_json
 from .transformer import Transformer
 
@@ -737,7 +729,7 @@ def clause_words(clause: Clause, question: bool) -> tuple[list[str], list, dict]
 
 
 def relation_sentence(rng: random.Random) -> tuple[str, dict[str, set]]:
-    """An English sentence of chapter 08's grammar, and which word belongs to which.
+    """An English sentence of chapter 09's grammar, and which word belongs to which.
 
     Args:
         rng: Where the choices come from.

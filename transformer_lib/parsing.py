@@ -56,26 +56,21 @@ from transformer_lib.decoding import (
     evaluating,
     search,
 )
-from .encoder import Encoder
-from .positions import SinusoidalPositions
-from transformer_lib.text import (
-    BOS,
+from transformer_lib.downloads import (
     DAMAGE,
-    EOS,
-    MARK,
-    PAD,
-    UNK,
     CorpusUnavailable,
     Source,
-    Tokenizer,
     cache_folder,
     describe_copy,
     fetch_to_cache,
     local_copies,
     unpack,
     warn_of_version,
-    whole_file,
 )
+from .encoder import Encoder
+from .files import whole_file
+from .positions import SinusoidalPositions
+from .tokenizer import BOS, EOS, MARK, PAD, UNK, Tokenizer
 from .training import Recipe, Run, train
 from .transformer import Transformer
 

@@ -47,10 +47,11 @@ from transformer_lib.decoding import (
     search,
 )
 from .evaluation import trained_length, translate_lines
+from .files import whole_file
 from .multihead import MultiHeadAttention
 from .positions import LearnedPositions, frequencies
 from .speed import quantize_rows
-from .text import BOS, EOS, PAD, UNK, Tokenizer, whole_file
+from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from .training import check_manifest, write_json, write_manifest
 from .transformer import Transformer, TransformerConfig, default_device
 

@@ -42,7 +42,7 @@ from transformer_lib.objective import (
     chunked_cross_entropy,
     label_smoothed_cross_entropy,
 )
-from .text import PAD
+from .tokenizer import PAD
 from .training import packed_hidden
 from .transformer import Transformer, default_device
 

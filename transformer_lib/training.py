@@ -74,7 +74,9 @@ from transformer_lib.batches import (
     what_is_wrong,
     whole_folder,
 )
+from .corpora import load_corpus
 from .decoder import causal_mask
+from .files import finish_file, whole_file
 from .multihead import MultiHeadAttention
 from transformer_lib.objective import (
     build_optimizer,
@@ -82,13 +84,7 @@ from transformer_lib.objective import (
     label_smoothed_cross_entropy,
     noam_lr,
 )
-from transformer_lib.text import (
-    PAD,
-    Tokenizer,
-    finish_file,
-    load_corpus,
-    whole_file,
-)
+from .tokenizer import PAD, Tokenizer
 from .transformer import Transformer, TransformerConfig, default_device
 
 # %% ../notebooks/12_training.ipynb #885f52e3

@@ -27,20 +27,17 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .batches import Prepared, pieces_of, prepare
-from .figures.frame import InteractiveFigure
-from transformer_lib.text import (
+from .corpora import MAX_LINE, CleaningReport, clean, load_corpus
+from transformer_lib.downloads import (
     DAMAGE,
-    MAX_LINE,
-    CleaningReport,
     CorpusUnavailable,
     Source,
     cache_folder,
-    clean,
     fetch_file,
-    load_corpus,
     local_copies,
-    whole_file,
 )
+from .figures.frame import InteractiveFigure
+from .files import whole_file
 from .training import read_evidence, write_json
 from .transformer import TransformerConfig
 
@@ -232,7 +229,7 @@ def archive_rows(path: Path, members: tuple[str, str]) -> Iterator[tuple]:
 def archive_pairs(
     path: Path, members: tuple[str, str], report: CleaningReport
 ) -> Iterator[tuple[str, str]]:
-    """The clean pairs of an archive, by the rules of `stream_pairs` (chapter 08).
+    """The clean pairs of an archive, by the rules of `stream_pairs` (chapter 09).
 
     Args:
         path: The archive.

@@ -246,7 +246,7 @@ def encoder(known) -> Column:
     )
     column.text(SENTENCE)
     column.arrow()
-    column.box("n", "08_text", "Pieces of words",
+    column.box("n", "08_tokenizer", "Pieces of words",
                known["pieces"],
                f"with </s> at the end; ids: {shape(known['src'])}")  # fmt: skip
     embedding(column, known, known["src"])
@@ -292,7 +292,7 @@ def decoder(known) -> Column:
     )
     column.text("<s> " + known["said"].rsplit(" ", 1)[0] + " …")
     column.arrow()
-    column.box("n", "08_text", "Pieces, one place later",
+    column.box("n", "08_tokenizer", "Pieces, one place later",
                "place t sees what came before t",
                f"with <s> in front; ids: {shape(known['tgt'])}")  # fmt: skip
     embedding(column, known, known["tgt"])

@@ -16,8 +16,9 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
+from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import Translator, chrf, sacre_bleu
-from transformer_lib.text import check_place, load_corpus
+from transformer_lib.files import check_place
 from transformer_lib.training import (
     Recipe,
     Run,

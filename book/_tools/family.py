@@ -28,7 +28,7 @@ from transformer_lib.family import (
     short_sentences,
     small_tokenizer,
 )
-from transformer_lib.text import BOS, EOS
+from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.training import environment_record, write_json
 
 OUT = Path(__file__).parents[2] / "transformer_lib/evidence/family-small.json"

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from evidence import translator
 
+from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
-from transformer_lib.text import load_corpus
 from transformer_lib.training import (
     average_checkpoints,
     environment_record,

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_lib.batches import pad
+from transformer_lib.corpora import load_corpus
 from transformer_lib.family import (
     MEMBERS,
     FamilyConfig,
@@ -35,8 +36,9 @@ from transformer_lib.family import (
     short_sentences,
     span_loss,
 )
+from transformer_lib.files import whole_file
 from transformer_lib.objective import build_optimizer
-from transformer_lib.text import BOS, EOS, PAD, Tokenizer, load_corpus, whole_file
+from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.training import environment_record, write_json
 
 SIZE = {"d_model": 128, "num_heads": 4, "num_layers": 3, "d_ff": 512, "dropout": 0.1}

@@ -30,7 +30,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_lib.text import cache_folder, claimed, whole_file
+from transformer_lib.downloads import cache_folder
+from transformer_lib.files import claimed, whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "transformer_lib" / "evidence"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from transformer_lib.decoding import beam_search
 from transformer_lib.looking_inside import attention_weights, merge_words, word_groups
-from transformer_lib.text import BOS, EOS
+from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.training import (
     environment_record,
     find_pretrained,

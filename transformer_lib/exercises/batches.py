@@ -8,7 +8,7 @@ import numpy as np
 
 from ..batches import TokenPairs, flatten, plan_batches
 from .check import exercise_check, expect
-from ..text import BOS, EOS
+from ..tokenizer import BOS, EOS
 
 # %% ../../notebooks/10_batches.ipynb #8a8b5d79
 @exercise_check("The decoder reads from BOS on and has to say everything up to EOS.")

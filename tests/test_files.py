@@ -1,0 +1,180 @@
+"""Chapter 08: a whole file or none, and one process at a time."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from fetched import leftovers
+
+from transformer_lib import files
+from transformer_lib.files import whole_file
+
+
+def put(path, content, mode="wb"):
+    with whole_file(path, mode) as file:
+        file.write(content)
+
+
+def test_a_file_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    put(path, b"old")
+
+    def fail(*names):
+        raise OSError("no")
+
+    with pytest.raises(KeyError), whole_file(path) as file:
+        file.write(b"half")
+        raise KeyError
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(OSError, match="x could not be written .no.; what was there"):
+        put(path, b"new")
+    assert path.read_bytes() == b"old" and leftovers(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600), (0, 0o666)])
+def test_a_new_file_has_the_mode_that_open_gives(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        put(tmp_path / "ours", b"x")
+        (tmp_path / "pythons").write_bytes(b"x")
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / n).stat().st_mode & 0o777 for n in ("ours", "pythons")]
+    assert modes == [mode, mode]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o600, 0o444, 0o755])
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path, mode):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    put(path, "new\n", "w")
+    assert path.read_bytes() == b"new\n" and path.stat().st_mode & 0o777 == mode
+
+
+def test_links_are_followed_and_stay(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "x").write_bytes(b"old")
+    (tmp_path / "a").symlink_to("deep/x")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "c").symlink_to("deep/not yet there")
+    for name in "b", "c":
+        put(tmp_path / name, b"new")
+        assert (tmp_path / name).is_symlink()
+    assert (tmp_path / "deep" / "x").read_bytes() == b"new"
+    assert sorted(leftovers(tmp_path)) == ["a", "b", "c", "not yet there", "x"]
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="loop could not be written"):
+        put(tmp_path / "loop", b"new")
+    assert (tmp_path / "loop").is_symlink()
+
+
+def test_no_file_or_link_of_another_is_touched(tmp_path, monkeypatch):
+    """The old fixed name, and the random one if somebody guesses it."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    (tmp_path / "x.part").symlink_to(victim)
+    put(tmp_path / "x", b"new")
+    monkeypatch.setattr(files.os, "urandom", bytes)
+    (tmp_path / "x.00000000.part").symlink_to(victim)
+    with pytest.raises(OSError, match="File exists"):
+        put(tmp_path / "x", b"newer")
+    assert victim.read_bytes() == b"mine" and (tmp_path / "x").read_bytes() == b"new"
+    assert (tmp_path / "x.part").is_symlink()
+    assert (tmp_path / "x.00000000.part").is_symlink()
+
+
+def test_devices_and_pipes_are_written_to(tmp_path):
+    put("/dev/null", b"x")
+    assert Path("/dev/null").is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in "pipe", "link":
+        put(tmp_path / name, name, "w")
+    assert os.read(reader, 99) == b"pipelink"
+    os.close(reader)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_standard_output_is_appended_to(tmp_path):
+    """Also where it is a file: what was printed before and after stays."""
+    program = (
+        "from transformer_lib.files import whole_file\n"
+        "print('before')\n"
+        "for name in '/dev/stdout', '/dev/fd/1':\n"
+        "    with whole_file(name, 'w') as file:\n"
+        "        file.write(name + '\\n')\n"
+        "print('after')\n"
+    )
+    with open(tmp_path / "out", "wb") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines == ["before", "/dev/stdout", "/dev/fd/1", "after"]
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [("no/such/x", "No such file.*Make its folder first"), ("", "it is a folder"),
+     ("x" * 300, "too long")],
+)  # fmt: skip
+def test_what_cannot_be_written_is_said_before_anything_is_done(tmp_path, name, said):
+    with pytest.raises(OSError, match=f"could not be written.*{said}"):
+        with whole_file(tmp_path / name):
+            raise AssertionError("too late")
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "said"),
+    [("no/x", False, "Make its folder"), ("folder", False, "it is a folder"),
+     ("file/x", False, "choose another place"), ("file", True, "choose another place"),
+     ("file/x", True, "choose another place"), ("x" * 300, False, "too long")],
+)  # fmt: skip
+def test_a_place_that_cannot_be_written_is_told(tmp_path, name, folder, said):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(files.NotWritten, match=f"could not be written.*{said}"):
+        files.check_place(tmp_path / name, folder)
+    assert leftovers(tmp_path) == ["file"]
+
+
+def test_a_place_that_can_be_written_is_left_as_it_is(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    for name in "file", "link", "pipe", "new":
+        files.check_place(tmp_path / name)
+    for name in "", "new", "new/er":
+        files.check_place(tmp_path / name, folder=True)
+    files.check_place("/dev/null")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
+@pytest.mark.parametrize("removed", [False, True])
+def test_one_at_a_time_holds_a_claim(removed, tmp_path):
+    """Also where its holder removes the file while another waits for it."""
+    path = tmp_path / "a"
+    path.write_text("kept")
+    with files.claimed(path) as first, files.claimed(path) as second:
+        assert first and not second
+
+    def claim():
+        with files.claimed(path, wait=True) as mine:
+            got.append(mine and path.exists())
+
+    got, other = [], threading.Thread(target=claim)
+    with files.claimed(path) as again:
+        other.start()
+        other.join(0.2)
+        assert again and not got and path.read_text() == "kept"
+        if removed:
+            path.unlink()
+    other.join(10)
+    assert got == [True]
