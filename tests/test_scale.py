@@ -18,10 +18,11 @@ from transformer_lib.transformer import by_scale, seconds_allowed
 
 matplotlib.use("Agg")
 ROOT = Path(__file__).parents[1]
+UNSCALED = "corpora", "command_line", "shipped_model", "errata", "evidence"
 SCALED = sorted(
     path
     for path in ROOT.glob("notebooks/*.ipynb")
-    if "08" <= path.stem[:2] <= "23" and path.stem[:2] not in ("09", "14", "15")
+    if path.stem[:2] >= "08" and path.stem[3:] not in UNSCALED
 )
 SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.1}
 
@@ -174,14 +175,14 @@ def test_chapter_11_at_full_begins_from_nothing_and_goes_on(full, monkeypatch):
     import shutil
 
     names = names_of(training, shutil=shutil, CorpusUnavailable=ValueError)
-    run_cells("11", names, "short_run = train(")
+    run_cells("12_training", names, "short_run = train(")
     first = names["short_run"].progress.step
     assert full == ["tatoeba-en-de-large"] and first >= 1
     precision = names["short_run"].recipe.precision
     assert precision == training.native_precision("cpu")[0]
     monkeypatch.setattr(training, "native_precision", lambda device: ("float16", ""))
     names["native_precision"] = training.native_precision  # another machine
-    run_cells("11", names, "short_run = train(")
+    run_cells("12_training", names, "short_run = train(")
     assert names["short_run"].progress.step > first
     assert names["short_run"].recipe.precision == precision
     assert full == ["tatoeba-en-de-large"]
@@ -203,7 +204,7 @@ def test_chapter_15_at_full_goes_on_with_the_papers_recipe(full, tmp_path, capsy
     names["runs_folder"] = training.runs_folder
     names["recipe_for_here"] = training.recipe_for_here
     for _ in range(2):
-        run_cells("19", names, "def an_hour_of_the_paper")
+        run_cells("24_wmt", names, "def an_hour_of_the_paper")
     one, two = re.findall(r"^update (\d+) of 100,000", capsys.readouterr().out, re.M)
     assert full == ["wmt14-en-de-base"] and int(two) > int(one) >= 1
 
@@ -218,7 +219,7 @@ def test_chapter_16_at_full_runs_rows_side_by_side(full, monkeypatch, capsys):
         base, out, 2, rows=rows, sentences=2, device="cpu", **rest
     )
     run_cells(
-        "20", found, "def rows_of_an_hour", "by_scale(lambda: None, rows_of_an_hour)"
+        "25_ablations", found, "def rows_of_an_hour", "by_scale(lambda: None, rows_of_an_hour)"
     )
     said = capsys.readouterr().out
     assert all(re.search(rf"^{row} +1 ", said, re.M) for row in rows)
@@ -266,7 +267,7 @@ def test_chapter_17_at_full_trains_the_parser(full, monkeypatch, capsys):
             model, tokenizer, trees[:2], longest, beam_size=1, max_extra=5
         )
     )
-    run_cells("21", names, "def own_parser")
+    run_cells("26_parsing", names, "def own_parser")
     assert re.search(
         r"trained here, \d+ of 9,000 updates\n\['all', 'beyond', 'within'\]",
         capsys.readouterr().out,

@@ -274,7 +274,7 @@ def encoder(known) -> Column:
                arrow=False)  # fmt: skip
     column.y += 12
     column.box("n", "12_training", "Training: all places at once",
-               "batches by tokens 09 · loss and rate 10",
+               "pairs 09 · batches 10 · loss, rate 11 · runs 13",
                f"cross-entropy, smoothed by ε = {known['epsilon']}",
                f"Adam, rate min(1/√t, t/√{known['warmup']}³) / √{c.d_model}",
                arrow=False)  # fmt: skip
