@@ -219,7 +219,8 @@ def test_chapter_16_at_full_runs_rows_side_by_side(full, monkeypatch, capsys):
         base, out, 2, rows=rows, sentences=2, device="cpu", **rest
     )
     run_cells(
-        "25_ablations", found, "def rows_of_an_hour", "by_scale(lambda: None, rows_of_an_hour)"
+        "25_ablations", found, "def rows_of_an_hour",
+        "by_scale(lambda: None, rows_of_an_hour)",
     )
     said = capsys.readouterr().out
     assert all(re.search(rf"^{row} +1 ", said, re.M) for row in rows)
