@@ -38,7 +38,6 @@ from peers import interval
 from transformer_lib.batches import pad
 from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import CachedSteps, beam_search, evaluating, search
-from transformer_lib.evaluation import Translator
 from transformer_lib.serving import (
     ctranslate2_spec,
     piece_names,
@@ -48,6 +47,7 @@ from transformer_lib.serving import (
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import environment_record, load_pretrained, write_json
 from transformer_lib.transformer import Transformer, TransformerConfig
+from transformer_lib.translator import Translator
 
 ROOT = Path(__file__).parents[1]
 BASE = {"vocab_size": 8000, "dropout": 0.0}

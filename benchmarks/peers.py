@@ -560,8 +560,8 @@ def marian_translator(folder: Path, batch_size: int = 32, sort: bool = False):
 
 def engine(kind: str, folder: Path, threads: int):
     """A function from sentences to translations, loaded from an export."""
-    from transformer_lib.evaluation import Translator
     from transformer_lib.serving import CTranslate2Model, OnnxModel
+    from transformer_lib.translator import Translator
 
     if kind == "ours":
         return Translator.from_pretrained("tatoeba-en-de")
@@ -586,7 +586,7 @@ def one_load(asked) -> dict:
     for name in ("ctranslate2", "onnxruntime",
                  "transformers.models.marian.modeling_marian",
                  "transformers.models.marian.tokenization_marian",
-                 "transformer_lib.evaluation", "transformer_lib.serving"):  # fmt: skip
+                 "transformer_lib.translator", "transformer_lib.serving"):  # fmt: skip
         importlib.import_module(name)
     start = time.perf_counter()
     engine(asked.load, Path(asked.data), asked.threads)(["Good morning."])

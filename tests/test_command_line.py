@@ -142,8 +142,10 @@ def test_prepare_says_what_it_left_out(at, capsys):
 def test_an_empty_name_is_not_the_current_folder(at, words, capsys):
     with pytest.raises(SystemExit):
         main(words)
-    assert f"argument {words[-2] if words[0] != 'prepare' else '--out'}: the name is " \
+    assert (
+        f"argument {words[-2] if words[0] != 'prepare' else '--out'}: the name is "
         "empty" in capsys.readouterr().err
+    )
 
 
 WRITING = {
@@ -184,9 +186,11 @@ EARLY = {  # command, where it writes -> the rest of what is asked, and the work
     ("prepare", "--out"): (["--corpus", "grammar-en-de"], "batches.Tokenizer.train"),
     ("train", "--run"): (["small", *DATA, *TINY], "training.load_prepared"),
     ("average", "--out"): (["run"], "training.average_checkpoints"),
-    ("translate", "--output"): (["run", "one.en"], "evaluation.Translator.stream"),
-    ("evaluate", "--json"): (["run", "--test", "one.en", "one.en"],
-                             "evaluation.Translator.from_pretrained"),
+    ("translate", "--output"): (["run", "one.en"], "translator.Translator.stream"),
+    ("evaluate", "--json"): (
+        ["run", "--test", "one.en", "one.en"],
+        "translator.Translator.from_pretrained",
+    ),
     ("ablate", "--out"): (["small", *DATA, *TINY], "ablations.ablate"),
     ("ablate", "--record"): (["small", *DATA, *TINY, "--out", "x"], "ablations.ablate"),
     ("export", "--out"): (["run"], "training.load_pretrained"),

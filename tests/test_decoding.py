@@ -17,16 +17,15 @@ from transformer_lib.decoding import (
     CachedSteps,
     FullSteps,
     Hypothesis,
-    beam_figure,
     beam_search,
     best_tokens,
     force_score,
     greedy_decode,
     greedy_search,
+    group_by_length,
     length_penalty,
     output_limits,
     search,
-    trace_beam,
 )
 from transformer_lib.exercises.decoding import (
     check_best_index,
@@ -35,6 +34,7 @@ from transformer_lib.exercises.decoding import (
     check_reorder,
     check_temperature,
 )
+from transformer_lib.figures.decoding import beam_figure, trace_beam
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -477,6 +477,17 @@ def test_stopping_early_misses_nothing(few, alpha, beam_size, n_best, limit):
         assert [h.ids for h in hypotheses] == [ids for _, ids in wanted]
         for h, (score, _) in zip(hypotheses, wanted, strict=True):
             assert h.score == pytest.approx(score, abs=1e-5)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(1, 30)), st.integers(1, 90), st.integers(1, 7))
+def test_groups_hold_each_once_and_keep_the_budget(lengths, tokens, sentences):
+    groups = group_by_length(lengths, tokens, sentences)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        width = max(lengths[i] for i in group)
+        assert len(group) == 1 or len(group) * width <= tokens
+        assert len(group) <= sentences
 
 
 # --- the tree -------------------------------------------------------------------------

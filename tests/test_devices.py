@@ -20,13 +20,15 @@ from transformer_lib import (
     speed,
     training,
     transformer,
+    translator,
 )
 from transformer_lib.batches import Batch, make_batch, pack, pad, tokenize_pairs
 from transformer_lib.corpora import load_corpus
-from transformer_lib.evaluation import Translator
+from transformer_lib.figures import decoding as decoding_figures
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.training import Recipe, load_pretrained, load_run, train
 from transformer_lib.transformer import Transformer, TransformerConfig, default_device
+from transformer_lib.translator import Translator
 
 NOTEBOOKS = sorted(Path(__file__).parents[1].glob("notebooks/*.ipynb"))
 SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}
@@ -156,7 +158,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         model_of,
         lambda m: decoding.force_score(m, ids(), [[5, 6], [7], []]),
     ),
-    "trace_beam": (model_of, lambda m: decoding.trace_beam(m, ids()[1:2], 3)),
+    "trace_beam": (model_of, lambda m: decoding_figures.trace_beam(m, ids()[1:2], 3)),
     "packed_hidden": (
         model_of,
         lambda m: cpu(training.packed_hidden(m, packed())),
@@ -252,7 +254,7 @@ def test_inputs_are_brought_to_the_models_device(name):
 
 TEXTS = {  # what takes a model, a tokenizer, and text
     "Translator": lambda m, t, pairs: Translator(m, t)(["A dog sees a cat.", "So?"], 2),
-    "translate": lambda m, t, pairs: evaluation.translate(m, t, ["A dog."]),
+    "translate": lambda m, t, pairs: translator.translate(m, t, ["A dog."]),
     "evaluate": lambda m, t, pairs: evaluation.evaluate(
         Translator(m, t), pairs[:6], 1, max_extra=5, samples=5
     ),

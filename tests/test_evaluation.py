@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sacrebleu.significance import PairedTest
 
 from transformer_lib.batches import make_batch, tokenize_pairs
-from transformer_lib.decoding import greedy_decode
 from transformer_lib.evaluation import (
     bleu,
     bleu_counts,
@@ -24,9 +23,6 @@ from transformer_lib.evaluation import (
     chrf,
     chrf_counts,
     chrf_from_counts,
-    counted_ngrams,
-    ngram_figure,
-    one_line,
     paired_bootstrap,
     perplexity,
     sacre_bleu,
@@ -34,7 +30,6 @@ from transformer_lib.evaluation import (
     split_at_hyphens,
     tokenized_bleu,
     tokens_13a,
-    translate,
 )
 from transformer_lib.exercises.evaluation import (
     check_brevity,
@@ -43,8 +38,9 @@ from transformer_lib.exercises.evaluation import (
     check_f_score,
     check_resampled,
 )
+from transformer_lib.figures.evaluation import counted_ngrams, ngram_figure
 from transformer_lib.grammar import grammar_split
-from transformer_lib.tokenizer import EOS, Tokenizer
+from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 TEXT = grammar_split("test")[:60]
@@ -372,20 +368,6 @@ def test_perplexity_is_torchs_cross_entropy(model, tokenizer):
     model.train()
     assert perplexity(model, pairs, 300) == pytest.approx(math.exp(loss), rel=1e-5)
     assert model.training
-
-
-def test_translate_keeps_order_and_empty_lines(model, tokenizer):
-    texts = [english for english, _ in TEXT[:9]]
-    texts[4] = ""
-    got = translate(model, tokenizer, texts, batch_size=2, max_extra=5)
-    for text, output in zip(texts, got, strict=True):
-        if not text:
-            assert output == ""
-            continue
-        src_ids = torch.tensor([tokenizer.encode(text) + [EOS]])
-        greedy = greedy_decode(model, src_ids, 5)[0]
-        assert output == one_line(tokenizer.decode(greedy))
-    assert translate(model, tokenizer, []) == []
 
 
 def no_clip(hypothesis, reference):

@@ -31,7 +31,6 @@ from transformer_lib.decoding import (
     greedy_decode,
 )
 from transformer_lib.downloads import CorpusUnavailable
-from transformer_lib.evaluation import Translator
 from transformer_lib.exercises.serving import (
     check_in_8_bits,
     check_normalize,
@@ -64,6 +63,7 @@ from transformer_lib.serving import (
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
+from transformer_lib.translator import Translator
 
 FEW = settings(max_examples=15)
 NAMES = {"encoder.onnx", "step.onnx", "weights.bin", "normalizer.bin"}

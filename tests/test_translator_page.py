@@ -14,7 +14,7 @@ from conftest import UNSEEN
 from test_live_pages import LIGHT_PAGE, Reader
 from test_pages import AXE, BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 
-from transformer_lib.evaluation import Translator, cut_text, one_line, split_sentences
+from transformer_lib.translator import Translator, cut_text, one_line, split_sentences
 
 PAGE = "book/translator.html"
 pytestmark = pytest.mark.skipif(

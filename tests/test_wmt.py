@@ -29,7 +29,6 @@ from transformer_lib import wmt
 from transformer_lib.corpora import CleaningReport
 from transformer_lib.decoding import beam_search
 from transformer_lib.downloads import CorpusUnavailable, Part, download
-from transformer_lib.evaluation import Translator
 from transformer_lib.exercises.wmt import (
     check_attention_flops,
     check_cost,
@@ -39,6 +38,7 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.training import Recipe, read_evidence
 from transformer_lib.transformer import Transformer, TransformerConfig
+from transformer_lib.translator import Translator
 
 VALID = [("The dog is old.", "Der Hund ist alt.")] * 20
 

@@ -36,9 +36,9 @@ _HOME = {
     "greedy_decode": "decoding",
     "beam_search": "decoding",
     "bleu": "evaluation",
-    "translate": "evaluation",
+    "translate": "translator",
     "evaluate": "evaluation",
-    "Translator": "evaluation",
+    "Translator": "translator",
 }
 
 __all__ = ["__version__", *_HOME]

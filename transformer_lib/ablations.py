@@ -32,7 +32,8 @@ from transformer_lib.batches import (
     within,
 )
 from .corpora import load_corpus
-from .evaluation import Translator, perplexity, sacre_bleu
+from .evaluation import perplexity, sacre_bleu
+from .translator import Translator
 from .files import claimed
 from .multihead import head_widths
 from transformer_lib.training import (

@@ -210,7 +210,7 @@ def decoded(file: Iterable, name: str | Path) -> Iterator[str]:
 # %% ../notebooks/18_command_line.ipynb #9ab17f1f
 def run_translate(asked: argparse.Namespace) -> None:
     """Translate lines of files or of standard input."""
-    from transformer_lib.evaluation import Translator
+    from transformer_lib.translator import Translator
     from transformer_lib.files import whole_file
 
     translator = Translator.from_pretrained(asked.model, device=asked.device)
@@ -240,7 +240,8 @@ def run_parse(asked: argparse.Namespace) -> None:
 def run_evaluate(asked: argparse.Namespace) -> None:
     """Translate a test set and score it."""
     from transformer_lib.corpora import load_corpus
-    from transformer_lib.evaluation import Translator, evaluate
+    from transformer_lib.evaluation import evaluate
+    from transformer_lib.translator import Translator
     from transformer_lib.files import check_place
 
     if asked.json:
@@ -442,7 +443,7 @@ def check_corpora() -> tuple:
 
 def check_model() -> tuple:
     """The model that ships loads and translates."""
-    from transformer_lib.evaluation import Translator
+    from transformer_lib.translator import Translator
 
     began = time.perf_counter()
     (german,) = Translator.from_pretrained("tatoeba-en-de")(["I am hungry."])

@@ -33,7 +33,8 @@ from .attention import scaled_dot_product_attention
 from .batches import pad
 from .corpora import load_corpus
 from .decoding import beam_search, evaluating
-from .evaluation import Translator, sacre_bleu
+from .evaluation import sacre_bleu
+from .translator import Translator
 from .grammar import VERBS, Clause, verb_clause
 from .multihead import MultiHeadAttention
 from .tokenizer import BOS, EOS, MARK, PAD, Tokenizer

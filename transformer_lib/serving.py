@@ -46,7 +46,7 @@ from transformer_lib.decoding import (
     output_limits,
     search,
 )
-from .evaluation import trained_length, translate_lines
+from .translator import trained_length, translate_lines
 from .files import whole_file
 from .multihead import MultiHeadAttention
 from .positions import LearnedPositions, frequencies

@@ -64,14 +64,21 @@ def facts() -> dict:
     """All that the picture says and that is not words."""
     import torch
 
-    from transformer_lib import decoding, evaluation, objective, training, transformer
+    from transformer_lib import (
+        decoding,
+        evaluation,
+        objective,
+        training,
+        transformer,
+        translator,
+    )
 
     config = transformer.TransformerConfig.base(VOCABULARY)
     small, tokenizer, _ = training.load_pretrained("tatoeba-en-de")
     beam = defaults(decoding.beam_search)
     beam_size, alpha = beam["beam_size"], beam["alpha"]
     with torch.no_grad():
-        said = evaluation.translate(
+        said = translator.translate(
             small, tokenizer, [SENTENCE], beam_size=beam_size, alpha=alpha
         )[0]
     with torch.device("meta"):
@@ -147,8 +154,7 @@ class Column:
         )
         if words:
             self.parts.append(
-                f'<text x="{MIDDLE + 8}" y="{y - 8}" class="s">'
-                f"{escape(words)}</text>"
+                f'<text x="{MIDDLE + 8}" y="{y - 8}" class="s">{escape(words)}</text>'
             )
         self.y += length
 
@@ -339,7 +345,8 @@ class WholeModel(SphinxDirective):
     """The picture, and room beside it that is seen on paper only."""
 
     def run(self):
-        for name in ("transformer", "training", "decoding", "evaluation", "objective"):
+        for name in ("transformer", "training", "decoding", "evaluation", "objective",
+                     "translator"):  # fmt: skip
             self.env.note_dependency(f"{self.env.srcdir}/transformer_lib/{name}.py")
         self.env.note_dependency(__file__)
         left, right = encoder(facts()), decoder(facts())

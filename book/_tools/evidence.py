@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transformer_lib.corpora import load_corpus
-from transformer_lib.evaluation import Translator, chrf, sacre_bleu
+from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import check_place
 from transformer_lib.training import (
     Recipe,
@@ -31,6 +31,7 @@ from transformer_lib.training import (
     write_json,
 )
 from transformer_lib.transformer import default_device
+from transformer_lib.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[2]
 DECODINGS = {

@@ -18,9 +18,10 @@ import torch
 
 from transformer_lib.batches import prepare
 from transformer_lib.corpora import load_corpus
-from transformer_lib.evaluation import perplexity, sacre_bleu, translate
+from transformer_lib.evaluation import perplexity, sacre_bleu
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import Recipe, environment_record, train, write_json
+from transformer_lib.translator import translate
 
 
 def varied(base: dict, changes: dict) -> dict:

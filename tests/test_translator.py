@@ -1,4 +1,4 @@
-"""Chapter 15: the Translator takes any text and loses no line."""
+"""Chapter 17: the Translator takes any text and loses no line."""
 
 import copy
 import math
@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 from transformer_lib.corpora import Corpus
 from transformer_lib.decoding import beam_search, greedy_decode
-from transformer_lib.evaluation import (
+from transformer_lib.evaluation import evaluate, sacre_bleu
+from transformer_lib.grammar import grammar_split
+from transformer_lib.tokenizer import EOS, Tokenizer
+from transformer_lib.transformer import Transformer, TransformerConfig
+from transformer_lib.translator import (
     Candidate,
     Translator,
     cut_line,
     cut_text,
-    evaluate,
-    group_by_length,
     is_foreign,
     one_line,
-    sacre_bleu,
     split_sentences,
     translate,
 )
-from transformer_lib.tokenizer import EOS
 
 LINES = [
     "Where is the station?",
@@ -338,17 +338,6 @@ def test_cut_is_at_a_comma_near_the_middle():
     assert parts == ["aa bb cc,", "dd ee ff gg"]
 
 
-@settings(max_examples=100)
-@given(st.lists(st.integers(1, 30)), st.integers(1, 90), st.integers(1, 7))
-def test_groups_hold_each_once_and_keep_the_budget(lengths, tokens, sentences):
-    groups = group_by_length(lengths, tokens, sentences)
-    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
-    for group in groups:
-        width = max(lengths[i] for i in group)
-        assert len(group) == 1 or len(group) * width <= tokens
-        assert len(group) <= sentences
-
-
 def test_one_line_and_foreign(shipped):
     assert one_line(" a\u2028b\x00\tc \ud800") == "a b c ?"
     encode = shipped.tokenizer.encode
@@ -439,6 +428,34 @@ def test_stream_passes_errors_on_and_stops_reading():
 
 
 # --- translate and evaluate ----------------------------------------------------------
+
+
+TEXT = grammar_split("test")[:60]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train((side for pair in TEXT for side in pair), 340)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Transformer(TransformerConfig(340, 32, num_heads=2, num_layers=1, d_ff=64))
+
+
+def test_translate_keeps_order_and_empty_lines(model, tokenizer):
+    texts = [english for english, _ in TEXT[:9]]
+    texts[4] = ""
+    got = translate(model, tokenizer, texts, batch_size=2, max_extra=5)
+    for text, output in zip(texts, got, strict=True):
+        if not text:
+            assert output == ""
+            continue
+        src_ids = torch.tensor([tokenizer.encode(text) + [EOS]])
+        greedy = greedy_decode(model, src_ids, 5)[0]
+        assert output == one_line(tokenizer.decode(greedy))
+    assert translate(model, tokenizer, []) == []
 
 
 def test_translate_leaves_sentences_together(shipped):
