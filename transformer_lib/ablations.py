@@ -33,7 +33,6 @@ from transformer_lib.batches import (
 )
 from .corpora import load_corpus
 from .evaluation import perplexity, sacre_bleu
-from .translator import Translator
 from .files import claimed
 from .multihead import head_widths
 from transformer_lib.training import (
@@ -44,6 +43,7 @@ from transformer_lib.training import (
     write_json,
 )
 from .transformer import TransformerConfig
+from .translator import Translator
 
 # %% ../notebooks/25_ablations.ipynb #409d023b
 PAPER_BASE = {"num_layers": 6, "d_model": 512, "d_ff": 2048, "num_heads": 8,

@@ -210,8 +210,8 @@ def decoded(file: Iterable, name: str | Path) -> Iterator[str]:
 # %% ../notebooks/18_command_line.ipynb #9ab17f1f
 def run_translate(asked: argparse.Namespace) -> None:
     """Translate lines of files or of standard input."""
-    from transformer_lib.translator import Translator
     from transformer_lib.files import whole_file
+    from transformer_lib.translator import Translator
 
     translator = Translator.from_pretrained(asked.model, device=asked.device)
     settings = {"beam_size": asked.beam_size, "alpha": asked.alpha}
@@ -241,8 +241,8 @@ def run_evaluate(asked: argparse.Namespace) -> None:
     """Translate a test set and score it."""
     from transformer_lib.corpora import load_corpus
     from transformer_lib.evaluation import evaluate
-    from transformer_lib.translator import Translator
     from transformer_lib.files import check_place
+    from transformer_lib.translator import Translator
 
     if asked.json:
         check_place(asked.json)

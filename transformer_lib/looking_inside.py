@@ -34,12 +34,12 @@ from .batches import pad
 from .corpora import load_corpus
 from .decoding import beam_search, evaluating
 from .evaluation import sacre_bleu
-from .translator import Translator
 from .grammar import VERBS, Clause, verb_clause
 from .multihead import MultiHeadAttention
 from .tokenizer import BOS, EOS, MARK, PAD, Tokenizer
 from .training import environment_record, find_pretrained, write_json
 from .transformer import Transformer
+from .translator import Translator
 
 # %% ../notebooks/27_looking_inside.ipynb #42e0ddb1
 KINDS = {

@@ -46,7 +46,6 @@ from transformer_lib.decoding import (
     output_limits,
     search,
 )
-from .translator import trained_length, translate_lines
 from .files import whole_file
 from .multihead import MultiHeadAttention
 from .positions import LearnedPositions, frequencies
@@ -54,6 +53,7 @@ from .speed import quantize_rows
 from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from .training import check_manifest, write_json, write_manifest
 from .transformer import Transformer, TransformerConfig, default_device
+from .translator import trained_length, translate_lines
 
 # %% ../notebooks/22_serving.ipynb #ccaaa9e2
 def to_onnx(
