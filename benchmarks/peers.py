@@ -214,7 +214,7 @@ class HuggingFace(Peer):
     """MarianMTModel with our weights."""
 
     def build(self, config):
-        from transformer_lib.serving import to_marian
+        from transformer_lib.marian import to_marian
 
         return to_marian(Transformer(config))
 
@@ -560,7 +560,8 @@ def marian_translator(folder: Path, batch_size: int = 32, sort: bool = False):
 
 def engine(kind: str, folder: Path, threads: int):
     """A function from sentences to translations, loaded from an export."""
-    from transformer_lib.serving import CTranslate2Model, OnnxModel
+    from transformer_lib.ctranslate2_export import CTranslate2Model
+    from transformer_lib.onnx_export import OnnxModel
     from transformer_lib.translator import Translator
 
     if kind == "ours":
@@ -586,7 +587,8 @@ def one_load(asked) -> dict:
     for name in ("ctranslate2", "onnxruntime",
                  "transformers.models.marian.modeling_marian",
                  "transformers.models.marian.tokenization_marian",
-                 "transformer_lib.translator", "transformer_lib.serving"):  # fmt: skip
+                 "transformer_lib.translator", "transformer_lib.onnx_export",
+                 "transformer_lib.ctranslate2_export"):  # fmt: skip
         importlib.import_module(name)
     start = time.perf_counter()
     engine(asked.load, Path(asked.data), asked.threads)(["Good morning."])
@@ -597,7 +599,7 @@ def decode(folder: Path, asked) -> dict:
     """The exports and the library on the same sentences."""
     from sacrebleu.metrics import BLEU
 
-    from transformer_lib.serving import export
+    from transformer_lib.export import export
     from transformer_lib.training import load_pretrained
 
     model, tokenizer, about = load_pretrained("tatoeba-en-de")

@@ -30,8 +30,8 @@ from kept import keep, out_file
 from transformer_lib.batches import Prepared, make_batch, plan_batches, prepare
 from transformer_lib.corpora import load_corpus
 from transformer_lib.downloads import CorpusUnavailable
+from transformer_lib.marian import marian_config
 from transformer_lib.objective import build_optimizer
-from transformer_lib.serving import marian_config
 from transformer_lib.tokenizer import PAD
 from transformer_lib.training import environment_record, update
 from transformer_lib.transformer import Transformer, TransformerConfig

@@ -11,12 +11,14 @@ import torch
 from elsewhere import Elsewhere, second_device
 
 from transformer_lib import (
+    ctranslate2_export,
     decoding,
     evaluation,
+    export,
     family,
     looking_inside,
+    marian,
     parsing,
-    serving,
     speed,
     training,
     transformer,
@@ -202,7 +204,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     ),
     "token_scores": (
         model_of,
-        lambda m: serving.token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
+        lambda m: export.token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
     ),
     "quantized": (model_of, lambda m: cpu(speed.quantized(m))),
 }
@@ -378,13 +380,13 @@ def test_exports_are_made_on_the_cpu_and_leave_the_model(words):
     model = model_of(400)
     with second_device() as device:
         model.to(device)
-        copied = serving.on_cpu(model)
+        copied = export.on_cpu(model)
         assert copied.device.type == "cpu" and model.device.type == device
         assert copied.output.weight is copied.src_embedding.weight
-        twin = serving.to_marian(model)
+        twin = marian.to_marian(model)
         assert {p.device.type for p in twin.parameters()} == {"cpu"}
-        serving.ctranslate2_spec(model, serving.piece_names(words[0]))
-    assert serving.on_cpu(copied) is copied
+        ctranslate2_export.ctranslate2_spec(model, export.piece_names(words[0]))
+    assert export.on_cpu(copied) is copied
 
 
 # --- the notebooks --------------------------------------------------------------------
@@ -393,7 +395,7 @@ def test_exports_are_made_on_the_cpu_and_leave_the_model(words):
 SAID = {
     "12_training": "the same bit for bit only where sums have one order",
     "21_speed": "names of records: speed-cpu and speed-cuda",
-    "22_serving": "what is exported computes on the CPU, and so does its twin",
+    "22_export": "what is exported computes on the CPU, and so does its twin",
     "18_command_line": "the example of a newcomer, with the flag shown",
 }
 SHORT = set(  # seconds of work: a GPU would wait more than it computes
@@ -430,7 +432,7 @@ def test_library_functions_do_not_default_to_the_cpu(path):
     cells = [cell for cell in code_of(path) if cell.startswith("#| export")]
     found = [m for cell in cells for m in re.findall(r"device:[^=\n]*= \"cpu\"", cell)]
     # What a record notes, a sum of one number, a 16-bit type; another program's.
-    allowed = {"12_training": 3, "22_serving": 1}
+    allowed = {"12_training": 3, "22_export": 1}
     assert len(found) <= allowed.get(path.stem, 0), found
 
 

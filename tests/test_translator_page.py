@@ -155,7 +155,7 @@ def test_nothing_is_loaded_before_the_first_click(browser, site):
 
 
 def test_only_the_page_loads_the_script(person):
-    others = [HTML / "book/how_to_read.html", HTML / "notebooks/22_serving.html"]
+    others = [HTML / "book/how_to_read.html", HTML / "notebooks/22_export.html"]
     assert all("translator.js" not in path.read_text("utf-8") for path in others)
     assert "translator.js" in (HTML / PAGE).read_text("utf-8")
 

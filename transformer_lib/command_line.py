@@ -290,8 +290,8 @@ def run_ablate(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #6724b595
 def run_export(asked: argparse.Namespace) -> None:
     """Write a model for other programs, and prove that each says the same."""
+    from transformer_lib.export import EXPORTS, export, prove
     from transformer_lib.files import check_place
-    from transformer_lib.serving import EXPORTS, export, prove
     from transformer_lib.training import load_pretrained
 
     check_place(asked.out, folder=True)
@@ -349,8 +349,9 @@ def run_serve(asked: argparse.Namespace) -> None:
     are let in; more wait in line. It ends with Ctrl-C.
     """
     needs("ctranslate2")
+    from transformer_lib.ctranslate2_export import CTranslate2Model
     from transformer_lib.decoding import check_search
-    from transformer_lib.serving import CTranslate2Model, translation_server
+    from transformer_lib.server import translation_server
 
     check_search(asked.beam_size, alpha=0.6)
     model = CTranslate2Model(asked.folder, asked.threads)

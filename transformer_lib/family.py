@@ -1,4 +1,4 @@
-"""BERT, GPT, T5 and ViT from the blocks of this book: rotary positions, groups of heads, gates, sampling, and attention with an online softmax.
+"""BERT, GPT, T5 and ViT from the blocks of this book: rotary positions, groups of heads, gates and sampling.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/28_family.html"""
 
@@ -9,9 +9,7 @@ __all__ = ['CHOICES', 'MEMBERS', 'FamilyConfig', 'check_family', 'check_groups',
            'FamilyFeedForward', 'build_norm', 'build_layer', 'build_stack', 'NoPositions', 'family_positions',
            'OneStack', 'TwoStacks', 'build_model', 'short_sentences', 'small_tokenizer', 'count_pairs', 'row_batches',
            'fit', 'next_token_loss', 'filter_logits', 'sample', 'mask_tokens', 'hidden_loss', 'random_spans',
-           'cut_spans', 'fill_spans', 'cut_batch', 'span_loss', 'cut_patches', 'ImageClassifier',
-           'attention_reading_once', 'block_scores', 'blocks', 'OnlineAttention', 'online_attention',
-           'window_attention', 'linear_attention']
+           'cut_spans', 'fill_spans', 'cut_batch', 'span_loss', 'cut_patches', 'ImageClassifier']
 
 # %% ../notebooks/28_family.ipynb #1570854f
 import math
@@ -21,13 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from math import exp, sqrt
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import _check_inputs
 from .batches import pad
 from .corpora import load_corpus
 from .decoder import Decoder, DecoderLayer, causal_mask, padding_mask
@@ -810,231 +806,3 @@ class ImageClassifier(nn.Module):
         x = torch.cat([first, x], dim=1)  # (B, P + 1, D)
         x = self.dropout(x + self.positions(x.shape[1]))
         return self.output(self.stack(x)[:, 0])  # (B, D) -> (B, classes)
-
-# %% ../notebooks/28_family.ipynb #401f73f5
-def attention_reading_once(
-    query: Sequence[float], pairs: Iterable[tuple[Sequence[float], Sequence[float]]]
-) -> list[float]:
-    """Attention of one query over keys and values that come one by one.
-
-    Args:
-        query: d_k numbers.
-        pairs: (key, value) tuples, read once and not kept.
-
-    Returns:
-        The output, as many numbers as a value has; an empty list without pairs.
-
-    Source: Milakov and Gimelshein 2018, algorithm 3; Dao et al. 2022, section 3.1.
-    """
-    top, total, blend = float("-inf"), 0.0, []
-    for key, value in pairs:
-        score = sum(q * k for q, k in zip(query, key, strict=True)) / sqrt(len(query))
-        new = max(top, score)
-        keep, weight = exp(top - new), exp(score - new)
-        total = total * keep + weight
-        old = blend or [0.0] * len(value)
-        blend = [b * keep + weight * v for b, v in zip(old, value, strict=True)]
-        top = new
-    return [b / total for b in blend]
-
-# %% ../notebooks/28_family.ipynb #f8272e05
-def block_scores(query, key, mask, causal: bool, start: int) -> Tensor:
-    """Scaled scores against one block of keys, minus infinity where forbidden.
-
-    Args:
-        query: Shape (..., T, K).
-        key: The block, shape (..., b, K).
-        mask: Boolean, shape (..., T, b), or None.
-        causal: Whether keys after the query are forbidden.
-        start: Place of the block's first key.
-
-    Returns:
-        Shape (..., T, b).
-    """
-    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    if causal:
-        t = torch.arange(query.shape[-2], device=query.device)[:, None]  # (T, 1)
-        s = torch.arange(start, start + key.shape[-2], device=query.device)
-        scores = scores.masked_fill(s > t, -torch.inf)
-    return scores
-
-
-def blocks(key, value, mask, size: int):
-    """Keys, values and mask in blocks, each with the place where it starts."""
-    if mask is not None:
-        mask = mask.expand(*mask.shape[:-1], key.shape[-2])
-    for i in range(0, key.shape[-2], size):
-        part = None if mask is None else mask[..., i : i + size]
-        yield i, key[..., i : i + size, :], value[..., i : i + size, :], part
-
-# %% ../notebooks/28_family.ipynb #ccac6919
-class OnlineAttention(torch.autograd.Function):
-    """Attention that goes through the keys in blocks, forwards and backwards.
-
-    Kept for the backward pass are the inputs, the output, and one number for each
-    query: the logarithm of the sum of its exponentials.
-
-    Source: Dao et al. 2022, algorithms 1 and 4; Rabe and Staats 2021.
-    """
-
-    @staticmethod
-    def forward(ctx, query, key, value, mask, causal, block_size):
-        """The output, shape (..., T, V)."""
-        out = query.new_zeros(*query.shape[:-1], value.shape[-1])  # (..., T, V)
-        top = query.new_full((*query.shape[:-1], 1), -torch.inf)  # (..., T, 1)
-        total = torch.zeros_like(top)
-        for start, k, v, allowed in blocks(key, value, mask, block_size):
-            scores = block_scores(query, k, allowed, causal, start)  # (..., T, b)
-            new = torch.maximum(top, scores.amax(dim=-1, keepdim=True))
-            from_here = new.masked_fill(new == -torch.inf, 0.0)  # nothing allowed yet
-            weights = (scores - from_here).exp()
-            keep = (top - from_here).exp()  # as in the lists above
-            total = total * keep + weights.sum(dim=-1, keepdim=True)
-            out = out * keep + weights @ v
-            top = new
-        empty = total == 0
-        out = out / total.masked_fill(empty, 1.0)
-        log_sum = torch.where(empty, 0.0, top + total.log())  # (..., T, 1)
-        ctx.save_for_backward(query, key, value, mask, out, log_sum)
-        ctx.causal, ctx.block_size = causal, block_size
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        """Gradients of queries, keys and values; the weights are computed again."""
-        query, key, value, mask, out, log_sum = ctx.saved_tensors
-        scale, grads = query.shape[-1] ** -0.5, ([], [])
-        to_query = torch.zeros_like(query)  # (..., T, K)
-        mean = (grad * out).sum(dim=-1, keepdim=True)  # (..., T, 1)
-        for start, k, v, allowed in blocks(key, value, mask, ctx.block_size):
-            scores = block_scores(query, k, allowed, ctx.causal, start)
-            weights = (scores - log_sum).exp()  # (..., T, b)
-            to_scores = weights * (grad @ v.transpose(-2, -1) - mean) * scale
-            to_query += to_scores @ k
-            grads[0].append(to_scores.transpose(-2, -1) @ query)  # (..., b, K)
-            grads[1].append(weights.transpose(-2, -1) @ grad)  # (..., b, V)
-        to_key, to_value = (
-            torch.cat(g, dim=-2) if g else torch.zeros_like(x)
-            for g, x in zip(grads, (key, value), strict=True)
-        )
-        return to_query, to_key, to_value, None, None, None
-
-# %% ../notebooks/28_family.ipynb #e047385e
-def online_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    block_size: int = 128,
-) -> Tensor:
-    """Scaled dot-product attention whose memory grows with the length, not its square.
-
-    Args:
-        query: Shape (..., T, K).
-        key: Shape (..., S, K).
-        value: Shape (..., S, V).
-        mask: Boolean, True where attention is allowed; broadcasts to (..., T, S). A
-            row with nothing allowed gives zeros.
-        causal: Whether position t sees positions up to t only; no mask is stored.
-        block_size: Keys at a time.
-
-    Returns:
-        The output, shape (..., T, V).
-
-    Raises:
-        ValueError: If shapes do not fit, or block_size is below 1.
-
-    Source: Dao et al. 2022; equation 1 of Vaswani et al. 2017 in another order.
-    """
-    _check_inputs(query, key, value, mask)
-    if block_size < 1:
-        raise ValueError(f"block_size={block_size}: must be at least 1.")
-    if causal and query.shape[-2] != key.shape[-2]:
-        raise ValueError(
-            f"causal attention of {query.shape[-2]} queries to {key.shape[-2]} keys: "
-            "give as many of both, or a mask."
-        )
-    rows = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))
-    spread = [x.expand(*rows, *x.shape[-2:]) for x in (query, key, value)]
-    return OnlineAttention.apply(*spread, mask, causal, block_size)
-
-# %% ../notebooks/28_family.ipynb #7a8c9ffb
-def window_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-    """Causal attention to the last positions only: itself and window - 1 before it.
-
-    Args:
-        query: Shape (..., T, K).
-        key: Shape (..., T, K).
-        value: Shape (..., T, V).
-        window: How many positions each one sees.
-
-    Returns:
-        The output, shape (..., T, V).
-
-    Raises:
-        ValueError: If shapes do not fit, or window is below 1.
-
-    Source: Vaswani et al. 2017, section 4 (restricted attention); Beltagy et al. 2020.
-    """
-    _check_inputs(query, key, value)
-    length = query.shape[-2]
-    if window < 1 or key.shape[-2] != length:
-        raise ValueError(
-            f"window={window}, {length} queries, {key.shape[-2]} keys: needed are a "
-            "window of 1 or more, and as many keys as queries."
-        )
-    extra = -length % window
-    q, k, v = (F.pad(x, (0, 0, 0, extra)) for x in (query, key, value))
-    q, k, v = (x.unflatten(-2, (-1, window)) for x in (q, k, v))  # (..., n, w, K)
-    before = (F.pad(x, (0, 0, 0, 0, 1, 0))[..., :-1, :, :] for x in (k, v))
-    k, v = (torch.cat(two, dim=-2) for two in zip(before, (k, v), strict=True))
-    place = torch.arange(window, device=query.device)
-    back = place[:, None] + window - torch.arange(2 * window, device=query.device)
-    allowed = ((back >= 0) & (back < window)).repeat(q.shape[-3], 1, 1)  # (n, w, 2w)
-    allowed[0, :, :window] = False  # before the beginning there is nothing
-    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # (..., n, w, 2w)
-    weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
-    return (weights @ v).flatten(-3, -2)[..., :length, :]  # (..., T, V)
-
-# %% ../notebooks/28_family.ipynb #aaf72131
-def linear_attention(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool = False
-) -> Tensor:
-    """Attention with phi(q) . phi(k) in place of exp(q . k), phi(x) = elu(x) + 1.
-
-    Args:
-        query: Shape (..., T, K).
-        key: Shape (..., S, K).
-        value: Shape (..., S, V).
-        causal: Whether position t sees positions up to t only.
-
-    Returns:
-        The output, shape (..., T, V).
-
-    Raises:
-        ValueError: If shapes do not fit.
-
-    Source: Katharopoulos et al. 2020, equations 4 to 7 and 16 to 20.
-    """
-    _check_inputs(query, key, value)
-    if causal and query.shape[-2] != key.shape[-2]:
-        raise ValueError(
-            f"causal attention of {query.shape[-2]} queries to {key.shape[-2]} keys: "
-            "give as many of both."
-        )
-    query, key = F.elu(query) + 1, F.elu(key) + 1
-    ones = torch.ones_like(value[..., :1])
-    value = torch.cat([value, ones], dim=-1)  # the denominator is one column more
-    if causal:
-        state, rows = 0.0, []
-        for t in range(query.shape[-2]):  # a recurrent network with a matrix as state
-            state = state + key[..., t, :, None] * value[..., t, None, :]  # (..., K, V)
-            rows.append(query[..., t, None, :] @ state)  # (..., 1, V)
-        out = torch.cat(rows, dim=-2)
-    else:
-        out = query @ (key.transpose(-2, -1) @ value)  # (..., T, K) @ (..., K, V)
-    return out[..., :-1] / out[..., -1:]

@@ -47,14 +47,15 @@ def export_model(static: Path) -> str:
     """
     library = ROOT / "transformer_lib"
     shipped = sorted((library / "pretrained" / MODEL).iterdir())
-    version = digest([*shipped, library / "serving.py"])[:12]
+    writers = library / "export.py", library / "onnx_export.py"
+    version = digest([*shipped, *writers])[:12]
     folder, note = static / "translator-model", static.with_name("model-version.txt")
     if note.exists() and note.read_text("utf-8") == version and folder.exists():
         return version
     logger.info("exporting the model for the page that translates")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    from transformer_lib.serving import export_onnx
+    from transformer_lib.onnx_export import export_onnx
     from transformer_lib.training import load_pretrained
 
     note.unlink(missing_ok=True)

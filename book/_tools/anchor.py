@@ -26,7 +26,7 @@ from torch import nn
 from transformer_lib.batches import Batch, Prepared, batches, make_batch, plan_batches
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
-from transformer_lib.serving import marian_config
+from transformer_lib.marian import marian_config
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import (
     Recipe,

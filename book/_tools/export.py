@@ -2,11 +2,12 @@
 
 Before it writes, Colab's folds are made those of the book (fold.py).
 
-nbdev does the work. A chapter has a module of its own, and may have others in the back
-rooms: one that draws its figures and one that checks its exercises. nbdev only adds to
-those, so each export starts from empty modules in a folder aside, and only what differs
-is put in its place: stale modules go, unchanged files keep their dates, and a failed
-export changes nothing.
+nbdev does the work. A chapter has a module of its own, and may have others: more front
+rooms, and in the back rooms one that draws its figures and one that checks its
+exercises. nbdev only adds to those, so each export starts from empty modules in a
+folder aside, and only what differs is put in its place: stale modules go, unchanged
+files keep their dates, and a failed export changes nothing. A text at the head of a
+module's first cell becomes its docstring.
 
     python book/_tools/export.py [--check]
 """
@@ -28,16 +29,18 @@ BACK_ROOMS = {
     "exercises": "The checks of the exercises, one module a chapter.",
     "figures": "What draws the figures, one module a chapter.",
 }
-BACK_MODULE = re.compile(r"^#\|[ \t]*exporti?[ \t]+([\w.]+)[ \t]*$", re.MULTILINE)
+FURTHER = re.compile(r"^#\|[ \t]*exporti?[ \t]+([\w.]+)[ \t]*$", re.MULTILINE)
+HEAD = re.compile(r'(# %% \S+/(\w+)\.ipynb #\w+\n)"""(.+?)"""\n+', re.DOTALL)
+PAGES = "https://literate-transformer.github.io/literate-transformer/notebooks"
 
 
-def back_modules(notebooks: Path) -> dict[str, str]:
-    """Modules named in `#| export room.module` directives, with their notebook."""
+def further_modules(notebooks: Path) -> dict[str, str]:
+    """Modules named in `#| export module` directives, with their notebook."""
     found = {}
     for path in sorted(notebooks.glob("*.ipynb")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             source = "".join(cell["source"])
-            if cell["cell_type"] == "code" and (match := BACK_MODULE.search(source)):
+            if cell["cell_type"] == "code" and (match := FURTHER.search(source)):
                 found.setdefault(match[1], path.name)
     return found
 
@@ -49,7 +52,7 @@ def exported(folder: Path, root: Path = ROOT) -> dict[str, str]:
     library = folder / "transformer_lib"
     library.mkdir()
     shutil.copy(root / "transformer_lib/__init__.py", library)
-    for name, notebook in back_modules(folder / "notebooks").items():
+    for name, notebook in further_modules(folder / "notebooks").items():
         module = library / f"{name.replace('.', '/')}.py"
         module.parent.mkdir(exist_ok=True)
         up = "../" * (name.count(".") + 1)
@@ -82,6 +85,10 @@ def finished(module: str) -> str:
         module = re.sub(
             r"^(\"*Docs: \S+)/\w+\.html\.md", rf"\1{page}", module, flags=re.M
         )
+    if not module.startswith('"""') and (head := HEAD.search(module)):
+        if module.count("# %% ", 0, head.start()) == 1:  # that of __all__
+            said = f'"""{head[3]}\n\nDocs: {PAGES}/{head[2]}.html"""\n\n'
+            module = said + module.replace(head[0], head[1], 1)
     return module.rstrip() + "\n"
 
 

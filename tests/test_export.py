@@ -1,63 +1,58 @@
-"""Chapter 22: each export against the library, files whole or not at all, a server."""
+"""Chapter 22: each export against the library, files whole or not at all."""
 
-import contextlib
 import functools
 import hashlib
-import http.client
 import json
 import os
-import socket
 import struct
-import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
 import pytest
 import sentencepiece as spm
 import torch
+from engines import ODD, exact_engine, int8_engine, sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib import serving
-from transformer_lib import text as text_module
+from transformer_lib import export as export_module
+from transformer_lib import files as files_module
+from transformer_lib import onnx_export
 from transformer_lib.batches import pad
-from transformer_lib.corpora import load_corpus
+from transformer_lib.ctranslate2_export import CTranslate2Model, export_ctranslate2
 from transformer_lib.decoding import (
     CachedSteps,
     FullSteps,
     beam_search,
     greedy_decode,
 )
-from transformer_lib.downloads import CorpusUnavailable
-from transformer_lib.exercises.serving import (
+from transformer_lib.exercises.export import (
     check_in_8_bits,
     check_normalize,
     check_text_of,
 )
+from transformer_lib.export import token_scores
 from transformer_lib.family import FamilyConfig, build_model
 from transformer_lib.grammar import grammar_split
+from transformer_lib.int8 import Int8Linear, to_int8
 from transformer_lib.looking_inside import attention_weights
-from transformer_lib.serving import (
-    CTranslate2Model,
-    Int8Linear,
-    OnnxModel,
-    OnnxSteps,
-    export_ctranslate2,
+from transformer_lib.marian import (
     export_marian,
-    export_onnx,
     from_marian,
-    in_16_bits,
     marian_config,
     marian_model,
     marian_places,
     marian_scores,
-    pack_weights,
     sines_first,
-    to_int8,
     to_marian,
-    token_scores,
+)
+from transformer_lib.onnx_export import (
+    OnnxModel,
+    OnnxSteps,
+    export_onnx,
+    in_16_bits,
+    pack_weights,
     tokenizer_data,
 )
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
@@ -111,14 +106,6 @@ def exported(request, exports):
 def folder(exports):
     """An export of a small model, to be looked at and broken."""
     return exports("other")[2]
-
-
-def sentences(count):
-    try:
-        pairs = load_corpus("tatoeba-en-de", "test").pairs
-    except CorpusUnavailable:
-        pairs = load_corpus("grammar-en-de", "test").pairs
-    return [source for source, _ in pairs[:: len(pairs) // count]][:count]
 
 
 def ids_of(tokenizer, text):
@@ -329,8 +316,8 @@ def content_of(folder):
 
 def test_an_export_takes_the_place_of_an_earlier_one(tmp_path):
     place = tmp_path / "deep" / "it"
-    serving.write_folder(place, {"a": b"1"}, {"files": {}})
-    serving.write_folder(place, {"b": b"2"}, {"files": {}})
+    onnx_export.write_folder(place, {"a": b"1"}, {"files": {}})
+    onnx_export.write_folder(place, {"b": b"2"}, {"files": {}})
     assert [path.name for path in sorted(place.iterdir())] == ["b", "manifest.json"]
     assert [path.name for path in place.parent.iterdir()] == ["it"]
 
@@ -339,7 +326,7 @@ def test_an_export_takes_the_place_of_an_earlier_one(tmp_path):
 def test_what_goes_wrong_leaves_what_was_there(tmp_path, monkeypatch, moment):
     """The disk is full at the first or third file, or one of the folders is held."""
     place, calls = tmp_path / "it", []
-    serving.write_folder(place, {"a": b"1"}, {"files": {}})
+    onnx_export.write_folder(place, {"a": b"1"}, {"files": {}})
     before, replace = content_of(place), os.replace
 
     def full(file, before=None):
@@ -354,11 +341,11 @@ def test_what_goes_wrong_leaves_what_was_there(tmp_path, monkeypatch, moment):
         return replace(path, target)
 
     if isinstance(moment, int):
-        monkeypatch.setattr(text_module, "finish_file", full)
+        monkeypatch.setattr(files_module, "finish_file", full)
     else:
         monkeypatch.setattr(os, "replace", held)
     with pytest.raises(OSError, match="unchanged"):
-        serving.write_folder(place, {"a": b"2", "b": b"", "c": b""}, {"files": {}})
+        onnx_export.write_folder(place, {"a": b"2", "b": b"", "c": b""}, {"files": {}})
     monkeypatch.undo()
     assert content_of(place) == before
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
@@ -416,7 +403,7 @@ def test_folders_of_others_stay(tmp_path):
     for name in ("it.old/notes", "it.part/notes", "page/manifest.json"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}")
-    serving.write_folder(tmp_path / "it", {"a": b"1"}, {"files": {}})
+    onnx_export.write_folder(tmp_path / "it", {"a": b"1"}, {"files": {}})
     with pytest.raises(ValueError, match="holds something else"):
         export_onnx(*other_model()[:2], tmp_path / "page")
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
@@ -440,9 +427,9 @@ def test_the_model_is_left_as_it_was(monkeypatch):
     model = other_model()[0].train()
     seen = []
     monkeypatch.setattr(
-        serving, "to_onnx", lambda module, *rest: seen.append(module.model.training)
+        onnx_export, "to_onnx", lambda module, *rest: seen.append(module.model.training)
     )
-    serving.graphs_of(model)
+    onnx_export.graphs_of(model)
     assert seen == [False, False] and model.training
 
 
@@ -696,9 +683,12 @@ def test_int8_says_where_it_does_not_work():
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    model, tokenizer, _ = load_pretrained("tatoeba-en-de")
-    folder = tmp_path_factory.mktemp("engine") / "int8"
-    return CTranslate2Model(export_ctranslate2(model, tokenizer, folder, "int8"))
+    return int8_engine(tmp_path_factory.mktemp("engine") / "int8")
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory):
+    return exact_engine(tmp_path_factory.mktemp("exact") / "it")
 
 
 def test_one_line_for_each_line(engine):
@@ -710,24 +700,6 @@ def test_one_line_for_each_line(engine):
     assert found[0] == "Wo ist der Bahnhof?" and found[1] == found[2] == ""
     assert found[3] == " ".join(engine(["I am here."]) * 700) and found[4] == "🙂"
     assert found[:1] == engine(lines[:1])
-
-
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory):
-    """The model that ships with float32 weights in CTranslate2, and as it is."""
-    shipped = load_pretrained("tatoeba-en-de")
-    folder = tmp_path_factory.mktemp("exact") / "it"
-    export_ctranslate2(*shipped[:2], folder, about=shipped[2])
-    return CTranslate2Model(folder), Translator(*shipped)
-
-
-MANY = [f"I have {i} brothers. Where is the station?" for i in range(15)]
-ODD = [
-    " ".join(MANY), "", " \t ", "😀 😀", "日本語の文です。", "I love you 😀.",
-    "a\u2028b",
-    "It rained, so we stayed at home, read books, and slept. " * 40, "." * 3000,
-    "we went out and " * 80, "\x00 a bell \a", "One. Two! Three? Four", "x" * 700,
-]  # fmt: skip
 
 
 def test_odd_text_goes_the_way_of_the_translator(exact):
@@ -766,7 +738,9 @@ def test_the_length_of_the_training_is_exported(tmp_path):
     for about, wanted in ({}, 128), ({"recipe": {"max_length": 9}}, 9):
         folder = export_ctranslate2(model, tokenizer, tmp_path / "it", about=about)
         assert CTranslate2Model(folder).max_length == wanted
-    folders = serving.export(model, tokenizer, tmp_path / "all", {"max_length": 11})
+    folders = export_module.export(
+        model, tokenizer, tmp_path / "all", {"max_length": 11}
+    )
     for kind in ("ctranslate2", "ctranslate2-int8"):
         assert CTranslate2Model(folders[kind]).max_length == 11
 
@@ -828,35 +802,35 @@ def test_threads_that_no_machine_has(tmp_path, open_model, threads):
 
 def test_all_exports_are_proved(tmp_path):
     model, tokenizer = small_model()
-    folders = serving.export(model, tokenizer, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == set(serving.EXPORTS)
-    apart = serving.prove(model, tokenizer, folders, ["", *TEXTS])
+    folders = export_module.export(model, tokenizer, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(export_module.EXPORTS)
+    apart = export_module.prove(model, tokenizer, folders, ["", *TEXTS])
     assert apart.keys() == folders.keys()
     assert all(x < 1e-4 for kind, x in apart.items() if "int8" not in kind)
     assert 1e-4 < apart["ctranslate2-int8"] < 1
-    again = serving.export(model, tokenizer, tmp_path, kinds=["marian"])
+    again = export_module.export(model, tokenizer, tmp_path, kinds=["marian"])
     assert again == {"marian": tmp_path / "marian"}
     with torch.no_grad():
         model.encoder.layers[0].feed_forward.w_2.bias[0] += 1
     for kind in ("onnx", "marian", "ctranslate2"):
         with pytest.raises(RuntimeError, match="off by .*do not use it"):
-            serving.prove(model, tokenizer, {kind: folders[kind]}, TEXTS)
+            export_module.prove(model, tokenizer, {kind: folders[kind]}, TEXTS)
     with pytest.raises(ValueError, match="no sentence has a word"):
-        serving.prove(model, tokenizer, folders, ["", "  "])
+        export_module.prove(model, tokenizer, folders, ["", "  "])
     with pytest.raises(ValueError, match="tflite: there are onnx, marian"):
-        serving.export(model, tokenizer, tmp_path, kinds=["tflite"])
+        export_module.export(model, tokenizer, tmp_path, kinds=["tflite"])
 
 
 def test_all_exports_or_none(tmp_path):
     """What one has no place for, or where one may not write, is said before any is."""
     model, tokenizer = small_model(norm_first=True)
     with pytest.raises(ValueError, match="Marian has no place for norm_first=True"):
-        serving.export(model, tokenizer, tmp_path / "out")
+        export_module.export(model, tokenizer, tmp_path / "out")
     assert not list(tmp_path.iterdir())
     (tmp_path / "out" / "ctranslate2").mkdir(parents=True)
     (tmp_path / "out" / "ctranslate2" / "model.bin").write_text("another program's")
     with pytest.raises(ValueError, match="ctranslate2 holds something else"):
-        serving.export(
+        export_module.export(
             model, tokenizer, tmp_path / "out", kinds=["onnx", "ctranslate2"]
         )
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ctranslate2"]
@@ -865,24 +839,26 @@ def test_all_exports_or_none(tmp_path):
 def test_long_sentences_are_no_proof(tmp_path):
     model, tokenizer = small_model()
     kinds = ["marian", "ctranslate2"]
-    folders = serving.export(model, tokenizer, tmp_path, kinds=kinds)
+    folders = export_module.export(model, tokenizer, tmp_path, kinds=kinds)
     long = "a dog sleeps " * 400
     assert len(tokenizer.encode(long)) > 1024
-    found = serving.prove(model, tokenizer, folders, [long, *TEXTS])
-    assert found == serving.prove(model, tokenizer, folders, TEXTS)
+    found = export_module.prove(model, tokenizer, folders, [long, *TEXTS])
+    assert found == export_module.prove(model, tokenizer, folders, TEXTS)
     with pytest.raises(ValueError, match="fewer than 950 tokens"):
-        serving.prove(model, tokenizer, folders, [long])
+        export_module.prove(model, tokenizer, folders, [long])
 
 
 def test_numbers_that_are_none_are_no_proof(tmp_path, monkeypatch):
     model, tokenizer = small_model()
-    folders = serving.export(model, tokenizer, tmp_path, kinds=["ctranslate2-int8"])
+    folders = export_module.export(
+        model, tokenizer, tmp_path, kinds=["ctranslate2-int8"]
+    )
     monkeypatch.setattr(
         CTranslate2Model, "token_scores",
         lambda self, src, tgt: [[np.nan] * (len(t) + 1) for t in tgt],
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="off by nan"):
-        serving.prove(model, tokenizer, folders, TEXTS)
+        export_module.prove(model, tokenizer, folders, TEXTS)
 
 
 @pytest.mark.parametrize("write", [export_marian, export_ctranslate2])
@@ -896,214 +872,6 @@ def test_engines_write_over_nothing_else(tmp_path, write):
         write(model, tokenizer, tmp_path)
     with pytest.raises(ValueError, match="give the one it was trained with"):
         write(Transformer(TransformerConfig(9, 8, 2)), tokenizer, tmp_path / "new")
-
-
-# --- a server -------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def serving_with(translate):
-    """A running server; gives a function that asks it."""
-    server = serving.translation_server(translate)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-
-    def ask(method="POST", path="/translate", body=b"", headers=None):
-        connection = http.client.HTTPConnection(*server.server_address, timeout=60)
-        connection.request(method, path, body, headers or {})
-        reply = connection.getresponse()
-        content = json.loads(reply.read())
-        connection.close()
-        return reply.status, content
-
-    yield ask
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def served():
-    """A server that says sentences backwards."""
-
-    def translate(lines, tell):
-        if "fail" in lines:
-            raise RuntimeError("no memory")
-        return [line[::-1] for line in lines]
-
-    with serving_with(translate) as ask:
-        yield ask
-
-
-@pytest.mark.parametrize("text, answer", [
-    ("Grüße", ["eßürG"]), (["ab", "☕ c"], ["ba", "c ☕"]), ([], []), ("", [""]),
-    ("ab\n\ncd\n", ["ba\n\ndc\n"]), (["ab\ncd", "", "ef"], ["ba\ndc", "", "fe"]),
-])  # fmt: skip
-def test_a_server_answers(served, text, answer):
-    body = json.dumps({"text": text}).encode()
-    assert served(body=body) == (200, {"translations": answer})
-
-
-@pytest.mark.parametrize("body, telling", [
-    (b"", "send JSON"), (b"{", "send JSON"), (b"[]", "send JSON"), (b"3", "send JSON"),
-    (b'{"text": 3}', "must be a sentence"), (b'{"text": ["a", 3]}', "must be a"),
-    (b"\xff", "send JSON"), (b"x" * (2**20 + 1), "at most 1 MiB"),
-    (b"x" * 10 * 2**20, "at most 1 MiB"),  # more than lies in the machine's buffers
-    (b'{"text": ' + b"[" * 200_000, "send JSON"), (b'{"text": "\\ud800"}', "half a"),
-])  # fmt: skip
-def test_a_server_says_what_is_wrong(served, body, telling):
-    status, content = served(body=body)
-    assert status == 400 and telling in content["error"]
-    assert served(body=b'{"text": "ab"}') == (200, {"translations": ["ba"]})
-
-
-def test_a_server_goes_on(served):
-    assert served("GET", "/") == (200, {"status": "ready"})
-    assert served("GET", "/health?at=noon") == (200, {"status": "ready"})
-    asked = served(path="/translate?from=en", body=b'{"text": "ab"}')
-    assert asked == (200, {"translations": ["ba"]})
-    assert served("GET", "/x")[0] == served(path="/x")[0] == 404
-    status, content = served(body=b'{"text": ["fail"]}')
-    assert status == 500 and content == {"error": "RuntimeError: no memory"}
-    for said in ("-1", "9" * 5000, "x"):
-        status, content = served(headers={"Content-Length": said})
-        assert status == 400 and "say Content-Length" in content["error"]
-    assert served(body=b'{"text": "ab"}') == (200, {"translations": ["ba"]})
-
-
-def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
-    """One leaves before the answer, one sends less than was said: the thread ends."""
-    monkeypatch.setattr(serving.TranslationHandler, "timeout", 0.2)
-    asked, gone = threading.Event(), threading.Event()
-
-    def translate(lines, tell):
-        if lines == ["slow"]:
-            asked.set()
-            gone.wait(60)
-        return [line * 10**5 for line in lines]
-
-    server = serving.translation_server(translate)
-    server.daemon_threads = False  # so that server_close waits for them
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    head = b"POST /translate HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
-    with socket.create_connection(server.server_address) as one:
-        body = b'{"text": "slow"}'
-        one.sendall(head % len(body) + body)
-        assert asked.wait(60)
-        linger = struct.pack("ii", 1, 0)  # what is closed so is reset
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    gone.set()
-    for sent in (b"", b"POST /tr", head % 100 + b"{"):  # gone before all is said
-        with socket.create_connection(server.server_address) as one:
-            one.sendall(sent)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    with socket.create_connection(server.server_address, timeout=60) as one:
-        one.sendall(head % 100 + b"{")
-        assert one.recv(100) == b""
-    server.shutdown()
-    server.server_close()
-    assert capsys.readouterr().err == ""
-
-
-def test_other_mistakes_of_a_server_are_shown(capsys):
-    server = serving.translation_server(list)
-    try:
-        raise RuntimeError("a mistake of ours")
-    except RuntimeError:
-        server.handle_error(None, ("127.0.0.1", 1))
-    server.server_close()
-    assert "RuntimeError: a mistake of ours" in capsys.readouterr().err
-
-
-def raw(address, request):
-    """Status line, headers and body of the answer to some bytes."""
-    with socket.create_connection(address, timeout=60) as one:
-        one.sendall(request)
-        answer = b"".join(iter(lambda: one.recv(2**16), b""))
-    head, _, body = answer.partition(b"\r\n\r\n")
-    status, *headers = head.decode().split("\r\n")
-    return status, dict(line.split(": ", 1) for line in headers), body
-
-
-def test_other_methods():
-    server = serving.translation_server(list)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for path in ("/", "/x"):
-        asked = [b"%s %s HTTP/1.1\r\n\r\n" % (method, path.encode())
-                 for method in (b"GET", b"HEAD")]  # fmt: skip
-        got, head = (raw(server.server_address, request) for request in asked)
-        assert head[0] == got[0] and head[2] == b""
-        assert head[1]["Server"].strip() == "transformer-lib"  # and no versions
-        assert int(head[1]["Content-Length"]) == len(got[2]) > 0
-    status, headers, body = raw(
-        server.server_address, b"GET /translate HTTP/1.1\r\n\r\n"
-    )
-    assert " 405 " in status and headers["Allow"] == "POST" and b"POST" in body
-    for request, code in ((b"BREW /", " 501 "), (b"GET /" + b"x" * 70_000, " 414 ")):
-        request += b" HTTP/1.1\r\n\r\n"
-        status, headers, body = raw(server.server_address, request)
-        assert code in status and "error" in json.loads(body)
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_port_that_is_none():
-    with pytest.raises(OSError, match="give another --port"):
-        serving.translation_server(list, port=99999)
-
-
-def test_a_port_that_is_taken(served):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(OSError, match="give another --port"):
-            serving.translation_server(list, port=other.getsockname()[1])
-
-
-def test_many_ask_at_once(engine):
-    texts = sentences(24)
-    bodies = [json.dumps({"text": text}).encode() for text in texts]
-    wanted = [(200, {"translations": engine([text])}) for text in texts]
-    with serving_with(engine) as ask, ThreadPoolExecutor(8) as people:
-        assert list(people.map(lambda body: ask(body=body), bodies)) == wanted
-
-
-def test_five_hundred_come_before_the_first_is_served(engine):
-    """All of them are let in and answered, each with its own."""
-    texts = [f"I have {i} brothers." for i in range(500)]
-    server = serving.translation_server(functools.partial(engine, beam_size=1))
-    head = b"POST /translate HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
-    with contextlib.ExitStack() as stack:
-        people = []
-        for text in texts:
-            one = socket.create_connection(server.server_address, timeout=2)
-            people.append(stack.enter_context(one))
-            body = json.dumps({"text": text}).encode()
-            one.sendall(head % len(body) + body)
-            one.settimeout(120)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        answers = [b"".join(iter(lambda one=one: one.recv(2**16), b""))
-                   for one in people]  # fmt: skip
-    server.shutdown()
-    server.server_close()
-    found = [json.loads(answer.partition(b"\r\n\r\n")[2]) for answer in answers]
-    wanted = engine(texts, beam_size=1)
-    assert [one["translations"] for one in found] == [[text] for text in wanted]
-
-
-def test_a_server_loses_no_text(exact):
-    """A page, a second line, emoji: as the translator says it, and what was copied."""
-    engine, translator = exact
-    told = []
-    wanted = translator(ODD, beam_size=1, tell=told.append)
-    with serving_with(functools.partial(engine, beam_size=1)) as ask:
-        status, content = ask(body=json.dumps({"text": ODD}).encode())
-        assert (status, content) == (200, {"translations": wanted, "notes": told})
-        text = "\n".join([*MANY, "", "😀 😀"])
-        content = ask(body=json.dumps({"text": text}).encode())[1]
-    found = content["translations"][0].split("\n")
-    assert found == translator([*MANY, "", "😀 😀"], beam_size=1, tell=print)
-    assert content["notes"] == [
-        "line 17 is mostly characters that the model has not learned: copied"
-    ]
 
 
 # --- exercises ------------------------------------------------------------------------

@@ -1,0 +1,230 @@
+"""Chapter 22: a server answers many, says what is wrong, and loses no text."""
+
+import contextlib
+import functools
+import http.client
+import json
+import socket
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from engines import MANY, ODD, exact_engine, int8_engine, sentences
+
+from transformer_lib import server as server_module
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    return int8_engine(tmp_path_factory.mktemp("engine") / "int8")
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory):
+    return exact_engine(tmp_path_factory.mktemp("exact") / "it")
+
+
+@contextlib.contextmanager
+def serving_with(translate):
+    """A running server; gives a function that asks it."""
+    server = server_module.translation_server(translate)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def ask(method="POST", path="/translate", body=b"", headers=None):
+        connection = http.client.HTTPConnection(*server.server_address, timeout=60)
+        connection.request(method, path, body, headers or {})
+        reply = connection.getresponse()
+        content = json.loads(reply.read())
+        connection.close()
+        return reply.status, content
+
+    yield ask
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def served():
+    """A server that says sentences backwards."""
+
+    def translate(lines, tell):
+        if "fail" in lines:
+            raise RuntimeError("no memory")
+        return [line[::-1] for line in lines]
+
+    with serving_with(translate) as ask:
+        yield ask
+
+
+@pytest.mark.parametrize("text, answer", [
+    ("Grüße", ["eßürG"]), (["ab", "☕ c"], ["ba", "c ☕"]), ([], []), ("", [""]),
+    ("ab\n\ncd\n", ["ba\n\ndc\n"]), (["ab\ncd", "", "ef"], ["ba\ndc", "", "fe"]),
+])  # fmt: skip
+def test_a_server_answers(served, text, answer):
+    body = json.dumps({"text": text}).encode()
+    assert served(body=body) == (200, {"translations": answer})
+
+
+@pytest.mark.parametrize("body, telling", [
+    (b"", "send JSON"), (b"{", "send JSON"), (b"[]", "send JSON"), (b"3", "send JSON"),
+    (b'{"text": 3}', "must be a sentence"), (b'{"text": ["a", 3]}', "must be a"),
+    (b"\xff", "send JSON"), (b"x" * (2**20 + 1), "at most 1 MiB"),
+    (b"x" * 10 * 2**20, "at most 1 MiB"),  # more than lies in the machine's buffers
+    (b'{"text": ' + b"[" * 200_000, "send JSON"), (b'{"text": "\\ud800"}', "half a"),
+])  # fmt: skip
+def test_a_server_says_what_is_wrong(served, body, telling):
+    status, content = served(body=body)
+    assert status == 400 and telling in content["error"]
+    assert served(body=b'{"text": "ab"}') == (200, {"translations": ["ba"]})
+
+
+def test_a_server_goes_on(served):
+    assert served("GET", "/") == (200, {"status": "ready"})
+    assert served("GET", "/health?at=noon") == (200, {"status": "ready"})
+    asked = served(path="/translate?from=en", body=b'{"text": "ab"}')
+    assert asked == (200, {"translations": ["ba"]})
+    assert served("GET", "/x")[0] == served(path="/x")[0] == 404
+    status, content = served(body=b'{"text": ["fail"]}')
+    assert status == 500 and content == {"error": "RuntimeError: no memory"}
+    for said in ("-1", "9" * 5000, "x"):
+        status, content = served(headers={"Content-Length": said})
+        assert status == 400 and "say Content-Length" in content["error"]
+    assert served(body=b'{"text": "ab"}') == (200, {"translations": ["ba"]})
+
+
+def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
+    """One leaves before the answer, one sends less than was said: the thread ends."""
+    monkeypatch.setattr(server_module.TranslationHandler, "timeout", 0.2)
+    asked, gone = threading.Event(), threading.Event()
+
+    def translate(lines, tell):
+        if lines == ["slow"]:
+            asked.set()
+            gone.wait(60)
+        return [line * 10**5 for line in lines]
+
+    server = server_module.translation_server(translate)
+    server.daemon_threads = False  # so that server_close waits for them
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    head = b"POST /translate HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(server.server_address) as one:
+        body = b'{"text": "slow"}'
+        one.sendall(head % len(body) + body)
+        assert asked.wait(60)
+        linger = struct.pack("ii", 1, 0)  # what is closed so is reset
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    gone.set()
+    for sent in (b"", b"POST /tr", head % 100 + b"{"):  # gone before all is said
+        with socket.create_connection(server.server_address) as one:
+            one.sendall(sent)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    with socket.create_connection(server.server_address, timeout=60) as one:
+        one.sendall(head % 100 + b"{")
+        assert one.recv(100) == b""
+    server.shutdown()
+    server.server_close()
+    assert capsys.readouterr().err == ""
+
+
+def test_other_mistakes_of_a_server_are_shown(capsys):
+    server = server_module.translation_server(list)
+    try:
+        raise RuntimeError("a mistake of ours")
+    except RuntimeError:
+        server.handle_error(None, ("127.0.0.1", 1))
+    server.server_close()
+    assert "RuntimeError: a mistake of ours" in capsys.readouterr().err
+
+
+def raw(address, request):
+    """Status line, headers and body of the answer to some bytes."""
+    with socket.create_connection(address, timeout=60) as one:
+        one.sendall(request)
+        answer = b"".join(iter(lambda: one.recv(2**16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *headers = head.decode().split("\r\n")
+    return status, dict(line.split(": ", 1) for line in headers), body
+
+
+def test_other_methods():
+    server = server_module.translation_server(list)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for path in ("/", "/x"):
+        asked = [b"%s %s HTTP/1.1\r\n\r\n" % (method, path.encode())
+                 for method in (b"GET", b"HEAD")]  # fmt: skip
+        got, head = (raw(server.server_address, request) for request in asked)
+        assert head[0] == got[0] and head[2] == b""
+        assert head[1]["Server"].strip() == "transformer-lib"  # and no versions
+        assert int(head[1]["Content-Length"]) == len(got[2]) > 0
+    status, headers, body = raw(
+        server.server_address, b"GET /translate HTTP/1.1\r\n\r\n"
+    )
+    assert " 405 " in status and headers["Allow"] == "POST" and b"POST" in body
+    for request, code in ((b"BREW /", " 501 "), (b"GET /" + b"x" * 70_000, " 414 ")):
+        request += b" HTTP/1.1\r\n\r\n"
+        status, headers, body = raw(server.server_address, request)
+        assert code in status and "error" in json.loads(body)
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_port_that_is_none():
+    with pytest.raises(OSError, match="give another --port"):
+        server_module.translation_server(list, port=99999)
+
+
+def test_a_port_that_is_taken(served):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(OSError, match="give another --port"):
+            server_module.translation_server(list, port=other.getsockname()[1])
+
+
+def test_many_ask_at_once(engine):
+    texts = sentences(24)
+    bodies = [json.dumps({"text": text}).encode() for text in texts]
+    wanted = [(200, {"translations": engine([text])}) for text in texts]
+    with serving_with(engine) as ask, ThreadPoolExecutor(8) as people:
+        assert list(people.map(lambda body: ask(body=body), bodies)) == wanted
+
+
+def test_five_hundred_come_before_the_first_is_served(engine):
+    """All of them are let in and answered, each with its own."""
+    texts = [f"I have {i} brothers." for i in range(500)]
+    server = server_module.translation_server(functools.partial(engine, beam_size=1))
+    head = b"POST /translate HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        people = []
+        for text in texts:
+            one = socket.create_connection(server.server_address, timeout=2)
+            people.append(stack.enter_context(one))
+            body = json.dumps({"text": text}).encode()
+            one.sendall(head % len(body) + body)
+            one.settimeout(120)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answers = [b"".join(iter(lambda one=one: one.recv(2**16), b""))
+                   for one in people]  # fmt: skip
+    server.shutdown()
+    server.server_close()
+    found = [json.loads(answer.partition(b"\r\n\r\n")[2]) for answer in answers]
+    wanted = engine(texts, beam_size=1)
+    assert [one["translations"] for one in found] == [[text] for text in wanted]
+
+
+def test_a_server_loses_no_text(exact):
+    """A page, a second line, emoji: as the translator says it, and what was copied."""
+    engine, translator = exact
+    told = []
+    wanted = translator(ODD, beam_size=1, tell=told.append)
+    with serving_with(functools.partial(engine, beam_size=1)) as ask:
+        status, content = ask(body=json.dumps({"text": ODD}).encode())
+        assert (status, content) == (200, {"translations": wanted, "notes": told})
+        text = "\n".join([*MANY, "", "😀 😀"])
+        content = ask(body=json.dumps({"text": text}).encode())[1]
+    found = content["translations"][0].split("\n")
+    assert found == translator([*MANY, "", "😀 😀"], beam_size=1, tell=print)
+    assert content["notes"] == [
+        "line 17 is mostly characters that the model has not learned: copied"
+    ]
