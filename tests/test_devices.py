@@ -16,6 +16,7 @@ from transformer_lib import (
     evaluation,
     export,
     family,
+    heads,
     looking_inside,
     marian,
     parsing,
@@ -180,11 +181,11 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     ),
     "token_log_probs": (
         model_of,
-        lambda m: cpu(looking_inside.token_log_probs(m, ids(), starts())),
+        lambda m: cpu(heads._token_log_probs(m, ids(), starts())),
     ),
     "loss_and_choices": (
         model_of,
-        lambda m: looking_inside.loss_and_choices(m, [(ids(), starts())]),
+        lambda m: heads._loss_and_choices(m, [(ids(), starts())]),
     ),
     "next_token_loss": (
         lambda: family_model(causal=True, positions="rotary", num_kv_heads=1),
@@ -268,13 +269,13 @@ TEXTS = {  # what takes a model, a tokenizer, and text
     "head_statistics": lambda m, t, pairs: looking_inside.head_statistics(
         m, t, pairs[:5]
     ),
-    "most_attended": lambda m, t, pairs: looking_inside.most_attended(
+    "most_attended": lambda m, t, pairs: heads.most_attended(
         m, t, "The dog sees a cat."
     ),
-    "weigh_heads": lambda m, t, pairs: looking_inside.weigh_heads(
+    "weigh_heads": lambda m, t, pairs: heads.weigh_heads(
         m, t, pairs[:3], ("zeroed", "uniform")
     ),
-    "effect_of_words": lambda m, t, pairs: looking_inside.effect_of_words(
+    "effect_of_words": lambda m, t, pairs: heads.effect_of_words(
         m, t, "The dog sleeps.", "Der Hund schläft."
     ),
 }
@@ -310,7 +311,7 @@ def test_text_is_brought_to_the_models_device(name, words):
 def test_a_missing_move_is_caught(name, function, gone):
     """The same test, with one move taken out of the library, fails."""
     owner, _, method = function.rpartition(".")
-    for module in (transformer, decoding, family, looking_inside):
+    for module in (transformer, decoding, family, looking_inside, heads):
         if hasattr(module, owner or method):
             break
     place = getattr(module, owner) if owner else module

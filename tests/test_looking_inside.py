@@ -1,67 +1,44 @@
 """Chapter 27: weights against torch's, words, alignments, heads, and the clicks."""
 
-import copy
-import hashlib
-import html
-import json
 import random
 import re
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib import looking_inside as module
+from transformer_lib import looking_inside
 from transformer_lib.batches import pad
-from transformer_lib.decoding import beam_search, greedy_decode
+from transformer_lib.decoding import beam_search
 from transformer_lib.exercises.looking_inside import (
     check_between_words,
     check_entropy,
     check_error_rate,
 )
-from transformer_lib.grammar import ADJECTIVES, NOUNS, PRONOUNS
+from transformer_lib.heads import (
+    _words_of,
+)
 from transformer_lib.looking_inside import (
-    Attention,
-    AttentionView,
+    _attentions,
+    _join_labels,
+    _links,
+    _read_aligned,
+    _row_statistics,
+    _sign_ids,
     aligned,
     alignment_error_rate,
-    altered,
     attention_weights,
-    attentions,
     by_words,
-    effect_of_words,
     head_statistics,
-    join_labels,
-    link_gains,
-    links,
     look,
-    loss_and_choices,
     merge_words,
-    most_attended,
-    pack,
-    plot_links,
-    possessives,
-    rank_correlation,
-    read_aligned,
-    relation_sentence,
-    row_statistics,
-    shuffled,
-    sign_ids,
-    split_verbs,
-    token_log_probs,
-    uniform,
     watching,
-    weigh_heads,
     word_groups,
-    words_of,
-    zeroed,
 )
 from transformer_lib.tokenizer import BOS, EOS, PAD
-from transformer_lib.training import find_pretrained, load_pretrained, read_evidence
+from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 
 VOCABULARY = 30
@@ -112,13 +89,13 @@ def test_weights_equal_torch_s_own(norm_first):
     src_ids = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, EOS, PAD, PAD]])
     tgt_ids = torch.tensor([[BOS, 11, 12, 13], [BOS, 14, PAD, PAD]])
     got, compared = attention_weights(model, src_ids, tgt_ids), 0
-    for kind in module.KINDS:
+    for kind in looking_inside._KINDS:
         stack = twin.encoder if kind == "encoder" else twin.decoder
         name = "multihead_attn" if kind == "cross" else "self_attn"
         inputs = []
         hooks = [
             attention.register_forward_hook(lambda m, a, r, to=inputs: to.append(a))
-            for attention in attentions(model, kind)
+            for attention in _attentions(model, kind)
         ]
         model(src_ids, tgt_ids)
         for hook in hooks:
@@ -155,7 +132,7 @@ def test_rows_sum_to_one_over_what_is_allowed(small, sources, targets):
 
 def test_watching_leaves_no_trace(small):
     src_ids, tgt_ids = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7]])
-    before, usual = small(src_ids, tgt_ids), attentions(small, "cross")[0].attention
+    before, usual = small(src_ids, tgt_ids), _attentions(small, "cross")[0].attention
     with watching(small, lambda *seen: None):
         torch.testing.assert_close(small(src_ids, tgt_ids), before)
         with pytest.raises(ValueError, match="being watched already"):
@@ -163,7 +140,7 @@ def test_watching_leaves_no_trace(small):
                 pass
     with pytest.raises(RuntimeError, match="mine"), watching(small, stop):
         small(src_ids, tgt_ids)
-    assert attentions(small, "cross")[0].attention is usual
+    assert _attentions(small, "cross")[0].attention is usual
     assert torch.equal(small(src_ids, tgt_ids), before)
     small.train()
     first, second = (attention_weights(small, src_ids, tgt_ids) for _ in range(2))
@@ -171,91 +148,11 @@ def test_watching_leaves_no_trace(small):
     assert small.training
     small.eval()
     with pytest.raises(ValueError, match="kind='self'"):
-        attentions(small, "self")
+        _attentions(small, "self")
 
 
 def stop(*seen):
     raise RuntimeError("mine")
-
-
-# --- changed weights ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
-def test_zeroed_head_equals_a_model_without_it(small, kind):
-    """Zero weights of a head are zero columns of the last matrix, cache included."""
-    without = copy.deepcopy(small)
-    columns = slice(2 * 8, 3 * 8)  # head 2 of 4, 8 wide
-    with torch.no_grad():
-        attentions(without, kind)[1].w_o.weight[:, columns] = 0
-    src_ids, tgt_ids = torch.tensor([[5, 6, 8, EOS]]), torch.tensor([[BOS, 7, 9]])
-    see = altered(kind, 1, 2, zeroed)
-    got = token_log_probs(small, src_ids, tgt_ids, see)[0]
-    wanted = without(src_ids, tgt_ids).log_softmax(-1)
-    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
-    assert not torch.allclose(got, small(src_ids, tgt_ids).log_softmax(-1), atol=1e-4)
-    with watching(small, see):
-        assert greedy_decode(small, src_ids, 5) == greedy_decode(without, src_ids, 5)
-
-
-@FEW
-@given(st.integers(0, 10**6), st.booleans())
-def test_uniform_and_shuffled_stay_within_what_is_allowed(seed, causal):
-    torch.manual_seed(seed)
-    allowed = torch.ones(2, 3, 5, 5, dtype=torch.bool)
-    allowed = allowed.tril() if causal else allowed & (torch.rand(2, 1, 1, 5) < 0.6)
-    weights = torch.rand(2, 3, 5, 5) * allowed
-    same = uniform(weights, allowed)
-    assert (same[~allowed] == 0).all()
-    counts = allowed.sum(-1, keepdim=True)
-    torch.testing.assert_close(same[allowed], (1 / counts).expand_as(same)[allowed])
-    other = shuffled(weights, allowed)
-    assert (other[~allowed] == 0).all()
-    assert torch.equal(other.sort(dim=-1)[0], weights.sort(dim=-1)[0])
-
-
-def test_shuffled_does_shuffle():
-    torch.manual_seed(0)
-    weights = torch.rand(1, 1, 200, 6)
-    other = shuffled(weights, torch.ones_like(weights, dtype=torch.bool))
-    moved = (other.argmax(-1) != weights.argmax(-1)).float().mean()
-    assert 0.75 < moved < 0.92  # 5 in 6 are expected
-
-
-def test_weigh_heads_and_losses(trained):
-    model, tokenizer = trained
-    batches = list(module.encode_pairs(tokenizer, PAIRS))
-    loss, choices = loss_and_choices(model, batches)
-    nll = count = 0
-    for source, target in PAIRS:  # the loss by torch, one pair at a time
-        tgt = tokenizer.encode(target)
-        src_ids = torch.tensor([tokenizer.encode(source) + [EOS]])
-        logits = model(src_ids, torch.tensor([[BOS, *tgt]]))[0]
-        nll += float(torch.nn.functional.cross_entropy(
-            logits, torch.tensor([*tgt, EOS]), reduction="sum"
-        ).detach())  # fmt: skip
-        count += len(tgt) + 1
-    assert loss == pytest.approx(nll / count, rel=1e-4) and len(choices) == count
-    table = weigh_heads(model, tokenizer, PAIRS, ["zeroed"])
-    assert len(table) == 6 * 5
-    by = {(r["kind"], r["layer"], r["head"]): r for r in table}
-    assert by["cross", 1, None]["rise"] > 1 > by["encoder", 0, 0]["rise"]
-    assert all(r["loss"] - r["rise"] == pytest.approx(loss, abs=1e-6) for r in table)
-
-
-def test_the_record_says_what_the_chapter_says():
-    record = read_evidence("attention-heads")
-    found = {(r["kind"], r["layer"], r["head"], r["change"]): r for r in record["rows"]}
-    assert len(found) == len(record["rows"]) == 3 * 2 * 5 * 3
-    assert {"hardware", "commit", "date"} <= record["environment"].keys()
-    assert record["command"] == module.RECORD_COMMAND and record["seconds"] > 0
-    weights = find_pretrained("tatoeba-en-de") / "weights.safetensors"
-    same = hashlib.sha256(weights.read_bytes()).hexdigest() == record["weights_sha256"]
-    assert same, "The record is of another model: make it again."
-    assert len(record["data"]["sha256"]) == 64 and record["seed"] == 0
-    assert all(found["encoder", 0, h, "zeroed"]["rise"] < 0.05 for h in range(4))
-    assert found["cross", 1, None, "shuffled"]["rise"] > 1
-    assert found["cross", 1, None, "zeroed"]["bleu"] < record["bleu"] / 4
 
 
 # --- words ----------------------------------------------------------------------------
@@ -264,7 +161,7 @@ def test_the_record_says_what_the_chapter_says():
 def test_words_of_pieces():
     pieces = ["<s>", "▁Tom", "'", "s", "▁rain", "ing", ",", "▁\"", "so", ".", "</s>"]
     groups = word_groups(pieces)
-    words = join_labels(pieces, groups)
+    words = _join_labels(pieces, groups)
     assert words == ["<s>", "Tom's", "raining", ",", '"', "so", ".", "</s>"]
     assert sorted(i for group in groups for i in group) == list(range(len(pieces)))
 
@@ -323,10 +220,10 @@ def test_alignment_error_rate_by_hand():
 
 
 def test_gold_alignments_fit_the_words(trained):
-    gold = read_aligned()
+    gold = _read_aligned()
     assert len(gold) == 20
     for english, german, sure, possible in gold:
-        sides = [words_of(trained[1], text) for text in (english, german)]
+        sides = [_words_of(trained[1], text) for text in (english, german)]
         assert not sure & possible
         for s, t in sure | possible:
             assert s < len(sides[0]) and t < len(sides[1]), (english, s, t)
@@ -336,12 +233,12 @@ def test_gold_alignments_fit_the_words(trained):
 
 def test_second_layer_writes_and_aligns(trained):
     """The chapter's finding, and that the other row is worse."""
-    gold = read_aligned()
+    gold = _read_aligned()
     pairs = [look(*trained, *row[:2]) for row in gold]
     sure, possible = zip(*[row[2:] for row in gold], strict=True)
     rate = {}
     for row in ("writes", "reads"):
-        found = [links(aligned(pair, 1, None, row)[0]) for pair in pairs]
+        found = [_links(aligned(pair, 1, None, row)[0]) for pair in pairs]
         rate[row] = alignment_error_rate(found, sure, possible)
     assert rate["writes"] < 0.1 < 0.5 < rate["reads"]
     matrix, target, source = aligned(pairs[0], 1)
@@ -359,7 +256,7 @@ def test_row_statistics_by_loops(trained):
     weights = torch.rand(1, 2, 4, 4).softmax(-1).tril()
     weights = weights / weights.sum(-1, keepdim=True)
     keys = torch.tensor([[9, 7, 8, EOS]])
-    got = row_statistics(weights, keys, signs, same_text=True)
+    got = _row_statistics(weights, keys, signs, same_text=True)
     for h in range(2):
         for t in range(4):
             row = weights[0, h, t].tolist()
@@ -375,9 +272,9 @@ def test_row_statistics_by_loops(trained):
                 assert float(got[name][0, h, t]) == pytest.approx(value, abs=1e-5), name
     theirs = torch.distributions.Categorical(probs=weights).entropy()
     torch.testing.assert_close(got["entropy"], theirs, atol=1e-5, rtol=1e-4)
-    few = row_statistics(weights, keys, signs, same_text=False)
+    few = _row_statistics(weights, keys, signs, same_text=False)
     assert "distance" not in few and "next" not in few
-    pieces = [trained[1].processor.id_to_piece(int(i)) for i in sign_ids(trained[1])]
+    pieces = [trained[1].processor.id_to_piece(int(i)) for i in _sign_ids(trained[1])]
     assert "." in pieces and "," in pieces and "▁the" not in pieces
 
 
@@ -402,57 +299,6 @@ def test_head_statistics_do_not_depend_on_the_batch(trained):
     torch.testing.assert_close(equal["cross"]["end"], torch.full((2, 4), 1 / n))
 
 
-# --- grammar and words of the figures -------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**9))
-def test_relations_hold_between_the_right_words(trained, seed):
-    text, found = relation_sentence(random.Random(seed))
-    words = [word.lower() for word in words_of(trained[1], text)]
-    nouns = {noun for row in NOUNS for noun in row[:2]}
-    subjects = nouns | {row[0].lower() for row in PRONOUNS}
-    adjectives = {row[0] for row in ADJECTIVES}
-    kinds = {"article": module.ARTICLES, "noun": nouns, "adjective": adjectives}
-    kinds |= {"subject": subjects, "verb": module.MAIN_VERBS, "object": nouns}
-    assert text.endswith((".", "?")) and len(words) == len(text.split()) + 1
-    for name, pairs in found.items():
-        first, second = name.split(" → ")
-        for a, b in pairs:
-            assert words[a] in kinds[first], (text, name, words[a])
-            assert words[b] in kinds[second], (text, name, words[b])
-    verbs = [word for word in words if word in module.MAIN_VERBS]
-    assert len(found["verb → object"]) == len(verbs) >= 1
-    articles = sum(word in module.ARTICLES for word in words)
-    assert len(found["article → noun"]) == articles
-
-
-def test_most_attended(trained):
-    model, tokenizer = trained
-    text = "The small girl was reading."
-    got = most_attended(model, tokenizer, text)
-    whole = by_words(look(model, tokenizer, text, ""))
-    weights = torch.stack(whole.weights["encoder"])[:, 0, :, :-1, :-1]
-    assert torch.equal(got, weights.argmax(-1)) and got.shape[:2] == (2, 4)
-
-
-def test_searches(trained):
-    tokenizer = trained[1]
-    texts = [
-        "Turn the light off.", "She put her coat on.", "Turn the light off.",
-        "He gave it to the man on the bus.", "The shirt is on his back.",
-        "He came back.", "Give me something to write on.",
-    ]  # fmt: skip
-    assert split_verbs(tokenizer, texts) == [(texts[0], 3, 0), (texts[1], 4, 1)]
-    texts = [
-        "Tom forgot his keys.", "Tom told John about his keys.",
-        "The dog wags its tail.", "Mary lost his keys.", "His name is Tom.",
-        "They sold their house.",
-    ]  # fmt: skip
-    wanted = [(texts[0], 2, 0), (texts[2], 3, 1), (texts[5], 2, 0)]
-    assert possessives(tokenizer, texts) == wanted
-
-
 # --- the paper's figures: what the chapter says of its best examples -----------------
 
 
@@ -460,77 +306,6 @@ def encoder_weights(trained, text):
     """Words, and the encoder's attention between them, (L, H, words, words)."""
     pair = by_words(look(*trained, text, ""))
     return pair.source, torch.stack(pair.weights["encoder"])[:, 0]
-
-
-def test_link_gains_by_hand():
-    """Two heads, three sentences of four words; the link is from word 3 to word 1."""
-    cases = [("a sentence", 3, 1)] * 3
-    links, none = [0, 2, 0, 1], [0, 2, 0, 0]  # what each word attends to most
-    staring = [1, 1, 1, 1]  # every word looks at word 1: no link at all
-    looked = [torch.tensor([[row, staring]]) for row in (links, links, none)]
-    found = link_gains(looked, cases)
-    assert {key: tuple(value.shape) for key, value in found.items()} == dict.fromkeys(
-        ("link", "control", "gain", "error"), (1, 2)
-    )
-    assert found["link"].tolist() == [[pytest.approx(2 / 3), 1.0]]
-    assert found["control"].tolist() == [[0.0, 1.0]]
-    assert found["gain"].tolist() == [[pytest.approx(2 / 3), 0.0]]
-    error = np.std([1, 1, 0], ddof=1) / 3**0.5
-    assert found["error"].tolist() == [[pytest.approx(error), 0.0]]
-
-
-def test_a_head_that_knows_nothing_rarely_passes():
-    """Weights at random: the gain is above two errors in about one head of forty."""
-    generator = torch.Generator().manual_seed(4)
-    cases = [("a sentence", 5, 2)] * 60
-    looked = [torch.randint(8, (10, 40, 8), generator=generator) for _ in cases]
-    found = link_gains(looked, cases)
-    passed = (found["gain"] > 2 * found["error"]).float().mean()
-    assert 0 < passed < 0.06
-
-
-def test_figure_5_two_heads_have_two_structures(trained):
-    """Head 2.1 finds the noun also behind an adjective; head 2.3 the word before."""
-    model, tokenizer = trained
-    rng, far, near, before = random.Random(7), [], [], []
-    for _ in range(60):
-        text, found = relation_sentence(rng)
-        best = most_attended(model, tokenizer, text)[1]  # (H, words)
-        for a, b in found["article → noun"]:
-            (far if b - a > 1 else near).append(int(best[0, a]) == b)
-        before += (best[2, 1:] == torch.arange(best.shape[-1] - 1)).tolist()
-    assert sum(far) / len(far) > 0.9 and sum(near) / len(near) > 0.9
-    assert len(far) > 20 and sum(before) / len(before) > 0.4
-
-
-@FEW
-@given(st.integers(0, 10**6), st.integers(2, 9))
-def test_rank_correlation_by_the_formula(seed, n):
-    torch.manual_seed(seed)
-    a, b = torch.randperm(n), torch.randperm(n)
-    wanted = 1 - 6 * float(((a - b) ** 2).sum()) / (n * (n * n - 1))
-    got = rank_correlation(a.float().exp(), b.float() * 3)  # only the order counts
-    assert float(got) == pytest.approx(wanted, abs=1e-6)
-
-
-def test_effect_of_words(trained):
-    moved = effect_of_words(*trained, "Tom saw Mary.", "Tom sah Maria.")
-    assert moved.shape[1] == 4 and (moved >= 0).all() and (moved <= 1).all()
-    assert int(moved[0].argmax()) == 0  # who writes "Tom" needs "Tom"
-
-
-def test_plot_links():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    weights = torch.tensor([[0.9, 0.1], [0.01, 0.99]])
-    ax = plot_links(weights, ["a", "b"], ["c", "d"])
-    assert len(ax.lines) == 3  # 0.01 is not drawn
-    assert [text.get_text() for text in ax.texts] == ["a", "b", "c", "d"]
-    assert len(plot_links(weights, ["a", "b"], ["c", "d"], rows=[1]).lines) == 1
-    plt.close("all")
 
 
 def test_the_translator_page_says_what_its_table_shows():
@@ -548,179 +323,6 @@ def test_the_translator_page_says_what_its_table_shows():
     query = [tokenizer.processor.id_to_piece(i) for i in ids].index(f"▁{said[1]}")
     key = tokenizer.pieces(text).index(f"▁{said[3]}")
     assert round(100 * float(last[query, key])) == int(said[2])
-
-
-# --- the figure to click --------------------------------------------------------------
-
-
-def data_of(view):
-    text = view._repr_html_()
-    packed = text.split('data-attention="')[1].split('"')[0]
-    return text, json.loads(html.unescape(packed))
-
-
-def test_view_holds_the_weights(pair):
-    text, data = data_of(AttentionView(pair))
-    packed = data["weights"]["cross"][1][2]
-    values = [int(packed[i : i + 2], 36) / 1000 for i in range(0, len(packed), 2)]
-    wanted = pair.matrix("cross", 1, 2).flatten()
-    torch.testing.assert_close(torch.tensor(values), wanted, atol=5.1e-4, rtol=0)
-    assert pack(torch.tensor([[1.0, 0.0], [0.5, 0.001]])) == "rs00dw01"
-    assert len(text.encode()) < 60_000 and len(module.VIEW_SCRIPT) < 10_000
-    assert "http" not in text and "<script" in text and " id=" not in text
-    svg = text[text.index("<svg") : text.index("</svg>") + 6]
-    picture = ET.fromstring(svg)  # well-formed, and said in words
-    assert picture.get("role") == "img" and "Heat map" in picture.get("aria-label")
-    assert len(picture.findall("text")) == len(pair.source) + len(pair.target)
-
-
-def test_view_escapes_what_it_is_given():
-    odd = ['<b>"&\'</script>', "</s>"]
-    weights = {"encoder": [torch.full((1, 1, 2, 2), 0.5)]}
-    view = AttentionView(Attention(odd, ["<s>"], weights), "encoder", kinds=["encoder"])
-    text, data = data_of(view)
-    assert data["source"] == odd and text.count("</script>") == 1
-
-
-def test_view_refuses(pair, trained):
-    with pytest.raises(ValueError, match="kind='self'"):
-        AttentionView(pair, "self")
-    with pytest.raises(ValueError, match="layer=2: must be from 0 to 1"):
-        AttentionView(pair, layer=2)
-    with pytest.raises(ValueError, match="head=4"):
-        AttentionView(pair, head=4)
-    long = look(*trained, "word " * 60, "Wort " * 60)
-    with pytest.raises(ValueError, match="60 are allowed"):
-        AttentionView(long)
-
-
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-DARK = "body { background: #14181e; color: #ced6dd; }"
-
-
-def write_page(path, *views, style=""):
-    body = "\n".join(view._repr_html_() for view in views)
-    path.write_text(
-        f'<!doctype html><html lang="en"><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>t</title>'
-        f"<style>{style}</style><body>{body}</body></html>",
-        encoding="utf-8",
-    )
-    return path.as_uri()
-
-
-def test_click_and_keys(browser, pair, tmp_path):
-    """From file://, twice in one page, on a phone: every button does what it says."""
-    merged = by_words(pair)
-    first = AttentionView(pair, "cross", layer=1, word=1)
-    views = (first, AttentionView(merged, "encoder"), first)
-    address = write_page(tmp_path / "page.html", *views)
-    page = browser.new_page(viewport={"width": 360, "height": 800})
-    troubles = []
-    page.on("console", lambda message: troubles.append(message.text))
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("request", lambda got: troubles.append(got.url))
-    page.goto(address)
-    assert troubles == [address]  # the page itself, and nothing else
-    figure = page.locator(".attention-view").nth(0)
-
-    def pressed(number):
-        return figure.locator("fieldset").nth(number).locator("[aria-pressed=true]")
-
-    def percents():
-        return figure.locator(".share").all_inner_texts()
-
-    def wanted(kind, layer, head, word):
-        row = pair.matrix(kind, layer, head)[word]
-        return [f"{int(100 * round(w, 3) + 0.5)}%" for w in row.tolist()]
-
-    def close(got, expected):
-        pairs = zip(got, expected, strict=True)
-        numbers = [(int(a.strip("%–") or 0), int(b[:-1])) for a, b in pairs]
-        return all(abs(a - b) <= 1 for a, b in numbers)
-
-    assert figure.locator("svg").is_hidden()
-    assert page.locator("svg:visible").count() == 0
-    shown = [pressed(i).inner_text() for i in range(4)]
-    assert shown == ["cross", "2", "mean", pair.target[1].removeprefix("▁")]
-    assert close(percents(), wanted("cross", 1, None, 1))
-    figure.get_by_role("button", name="head 3").click()
-    assert close(percents(), wanted("cross", 1, 2, 1))
-    figure.get_by_role("button", name="layer 1").click()
-    assert close(percents(), wanted("cross", 0, 2, 1))
-    said = figure.locator("p")
-    before = said.inner_text()
-    words = figure.locator(".queries button")
-    words.nth(3).click()
-    assert close(percents(), wanted("cross", 0, 2, 3)) and said.inner_text() != before
-    page.keyboard.press("ArrowRight")
-    assert close(percents(), wanted("cross", 0, 2, 4))
-    page.keyboard.press("Home")
-    assert close(percents(), wanted("cross", 0, 2, 0))
-    page.keyboard.press("ArrowLeft")  # round to the last word
-    assert close(percents(), wanted("cross", 0, 2, len(pair.target) - 1))
-    assert page.evaluate("document.activeElement.textContent") == "."
-    assert words.evaluate_all("b => b.filter(x => x.tabIndex == 0).length") == 1
-    figure.get_by_role("button", name="encoder").click()
-    assert words.count() == len(pair.source) and pressed(0).inner_text() == "encoder"
-    figure.get_by_role("button", name="decoder").click()
-    words.nth(1).click()
-    assert percents()[2:] == ["–"] * (len(pair.target) - 2)  # the future
-    other = page.locator(".attention-view").nth(1)  # the second did not move
-    assert other.locator("[aria-pressed=true]").nth(0).inner_text() == "encoder"
-    assert other.locator(".key").all_inner_texts() == merged.source
-    assert other.locator("ul").get_attribute("aria-label") and troubles == [address]
-    assert page.evaluate(OVERFLOW) <= 0
-    small = page.locator("button").evaluate_all(
-        "b => b.filter(x => x.getBoundingClientRect().height < 24).length"
-    )
-    assert small == 0
-    page.close()
-
-
-LIGHT = "body { background: #fff; color: #222832; }"
-LUMINANCES = """() => {
-  const luminance = css => {
-    const numbers = css.match(/[\\d.]+/g).map(Number).slice(0, 3);
-    const parts = numbers.map(c => css.startsWith("color") ? c : c / 255);
-    const linear = c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
-    const [r, g, b] = parts.map(linear);
-    return .2126 * r + .7152 * g + .0722 * b;
-  };
-  const of = (selector, name) =>
-    luminance(getComputedStyle(document.querySelector(selector))[name]);
-  return [of("body", "backgroundColor"), of(".share", "color"), of("button", "color"),
-          of(".bar", "backgroundColor")];
-}"""
-
-
-@pytest.mark.parametrize("style", [LIGHT, DARK], ids=["light", "dark"])
-def test_touch_and_contrast_in_both_themes(browser, pair, tmp_path, style):
-    address = write_page(tmp_path / "touch.html", AttentionView(pair), style=style)
-    phone = {"width": 360, "height": 800}
-    context = browser.new_context(has_touch=True, viewport=phone)
-    page = context.new_page()
-    page.goto(address)
-    before = page.locator(".share").all_inner_texts()
-    page.locator(".queries button").nth(4).tap()
-    assert page.locator(".share").all_inner_texts() != before
-    page.get_by_role("button", name="encoder").tap()
-    assert page.locator(".key").count() == len(pair.source)
-    ground, *others = page.evaluate(LUMINANCES)
-    ratios = [(max(ground, x) + 0.05) / (min(ground, x) + 0.05) for x in others]
-    assert min(ratios[:2]) >= 4.5 and ratios[2] >= 3, ratios  # WCAG: text, graphics
-    context.close()
-
-
-def test_without_scripts_a_picture_stands_there(browser, pair, tmp_path):
-    address = write_page(tmp_path / "still.html", AttentionView(pair), style=DARK)
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.set_viewport_size({"width": 360, "height": 800})
-    page.goto(address)
-    assert page.locator("svg").is_visible() and page.locator("button").count() == 0
-    assert page.locator("svg").bounding_box()["width"] <= 360
-    context.close()
 
 
 # --- exercises ------------------------------------------------------------------------

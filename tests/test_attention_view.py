@@ -1,0 +1,229 @@
+"""Chapter 27's figures: lines between words, and the figure to click."""
+
+import html
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+
+from transformer_lib.figures import looking_inside as figures
+from transformer_lib.figures.looking_inside import (
+    AttentionView,
+    _pack,
+    plot_links,
+)
+from transformer_lib.looking_inside import (
+    Attention,
+    by_words,
+    look,
+)
+from transformer_lib.training import load_pretrained
+from transformer_lib.transformer import Transformer, TransformerConfig
+
+VOCABULARY = 30
+
+
+@pytest.fixture(scope="module")
+def small():
+    torch.manual_seed(3)
+    config = TransformerConfig(VOCABULARY, 32, num_heads=4, num_layers=2, d_ff=48)
+    return Transformer(config).eval()
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return load_pretrained("tatoeba-en-de")[:2]
+
+
+@pytest.fixture(scope="module")
+def pair(trained):
+    return look(*trained, "The old man sold his house.", "Der Mann verkauft sein Haus.")
+
+
+def test_plot_links():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    weights = torch.tensor([[0.9, 0.1], [0.01, 0.99]])
+    ax = plot_links(weights, ["a", "b"], ["c", "d"])
+    assert len(ax.lines) == 3  # 0.01 is not drawn
+    assert [text.get_text() for text in ax.texts] == ["a", "b", "c", "d"]
+    assert len(plot_links(weights, ["a", "b"], ["c", "d"], rows=[1]).lines) == 1
+    plt.close("all")
+
+
+def data_of(view):
+    text = view._repr_html_()
+    packed = text.split('data-attention="')[1].split('"')[0]
+    return text, json.loads(html.unescape(packed))
+
+
+def test_view_holds_the_weights(pair):
+    text, data = data_of(AttentionView(pair))
+    packed = data["weights"]["cross"][1][2]
+    values = [int(packed[i : i + 2], 36) / 1000 for i in range(0, len(packed), 2)]
+    wanted = pair.matrix("cross", 1, 2).flatten()
+    torch.testing.assert_close(torch.tensor(values), wanted, atol=5.1e-4, rtol=0)
+    assert _pack(torch.tensor([[1.0, 0.0], [0.5, 0.001]])) == "rs00dw01"
+    assert len(text.encode()) < 60_000 and len(figures._VIEW_SCRIPT) < 10_000
+    assert "http" not in text and "<script" in text and " id=" not in text
+    svg = text[text.index("<svg") : text.index("</svg>") + 6]
+    picture = ET.fromstring(svg)  # well-formed, and said in words
+    assert picture.get("role") == "img" and "Heat map" in picture.get("aria-label")
+    assert len(picture.findall("text")) == len(pair.source) + len(pair.target)
+
+
+def test_view_escapes_what_it_is_given():
+    odd = ['<b>"&\'</script>', "</s>"]
+    weights = {"encoder": [torch.full((1, 1, 2, 2), 0.5)]}
+    view = AttentionView(Attention(odd, ["<s>"], weights), "encoder", kinds=["encoder"])
+    text, data = data_of(view)
+    assert data["source"] == odd and text.count("</script>") == 1
+
+
+def test_view_refuses(pair, trained):
+    with pytest.raises(ValueError, match="kind='self'"):
+        AttentionView(pair, "self")
+    with pytest.raises(ValueError, match="layer=2: must be from 0 to 1"):
+        AttentionView(pair, layer=2)
+    with pytest.raises(ValueError, match="head=4"):
+        AttentionView(pair, head=4)
+    long = look(*trained, "word " * 60, "Wort " * 60)
+    with pytest.raises(ValueError, match="60 are allowed"):
+        AttentionView(long)
+
+
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+DARK = "body { background: #14181e; color: #ced6dd; }"
+
+
+def write_page(path, *views, style=""):
+    body = "\n".join(view._repr_html_() for view in views)
+    path.write_text(
+        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>t</title>'
+        f"<style>{style}</style><body>{body}</body></html>",
+        encoding="utf-8",
+    )
+    return path.as_uri()
+
+
+def test_click_and_keys(browser, pair, tmp_path):
+    """From file://, twice in one page, on a phone: every button does what it says."""
+    merged = by_words(pair)
+    first = AttentionView(pair, "cross", layer=1, word=1)
+    views = (first, AttentionView(merged, "encoder"), first)
+    address = write_page(tmp_path / "page.html", *views)
+    page = browser.new_page(viewport={"width": 360, "height": 800})
+    troubles = []
+    page.on("console", lambda message: troubles.append(message.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("request", lambda got: troubles.append(got.url))
+    page.goto(address)
+    assert troubles == [address]  # the page itself, and nothing else
+    figure = page.locator(".attention-view").nth(0)
+
+    def pressed(number):
+        return figure.locator("fieldset").nth(number).locator("[aria-pressed=true]")
+
+    def percents():
+        return figure.locator(".share").all_inner_texts()
+
+    def wanted(kind, layer, head, word):
+        row = pair.matrix(kind, layer, head)[word]
+        return [f"{int(100 * round(w, 3) + 0.5)}%" for w in row.tolist()]
+
+    def close(got, expected):
+        pairs = zip(got, expected, strict=True)
+        numbers = [(int(a.strip("%–") or 0), int(b[:-1])) for a, b in pairs]
+        return all(abs(a - b) <= 1 for a, b in numbers)
+
+    assert figure.locator("svg").is_hidden()
+    assert page.locator("svg:visible").count() == 0
+    shown = [pressed(i).inner_text() for i in range(4)]
+    assert shown == ["cross", "2", "mean", pair.target[1].removeprefix("▁")]
+    assert close(percents(), wanted("cross", 1, None, 1))
+    figure.get_by_role("button", name="head 3").click()
+    assert close(percents(), wanted("cross", 1, 2, 1))
+    figure.get_by_role("button", name="layer 1").click()
+    assert close(percents(), wanted("cross", 0, 2, 1))
+    said = figure.locator("p")
+    before = said.inner_text()
+    words = figure.locator(".queries button")
+    words.nth(3).click()
+    assert close(percents(), wanted("cross", 0, 2, 3)) and said.inner_text() != before
+    page.keyboard.press("ArrowRight")
+    assert close(percents(), wanted("cross", 0, 2, 4))
+    page.keyboard.press("Home")
+    assert close(percents(), wanted("cross", 0, 2, 0))
+    page.keyboard.press("ArrowLeft")  # round to the last word
+    assert close(percents(), wanted("cross", 0, 2, len(pair.target) - 1))
+    assert page.evaluate("document.activeElement.textContent") == "."
+    assert words.evaluate_all("b => b.filter(x => x.tabIndex == 0).length") == 1
+    figure.get_by_role("button", name="encoder").click()
+    assert words.count() == len(pair.source) and pressed(0).inner_text() == "encoder"
+    figure.get_by_role("button", name="decoder").click()
+    words.nth(1).click()
+    assert percents()[2:] == ["–"] * (len(pair.target) - 2)  # the future
+    other = page.locator(".attention-view").nth(1)  # the second did not move
+    assert other.locator("[aria-pressed=true]").nth(0).inner_text() == "encoder"
+    assert other.locator(".key").all_inner_texts() == merged.source
+    assert other.locator("ul").get_attribute("aria-label") and troubles == [address]
+    assert page.evaluate(OVERFLOW) <= 0
+    small = page.locator("button").evaluate_all(
+        "b => b.filter(x => x.getBoundingClientRect().height < 24).length"
+    )
+    assert small == 0
+    page.close()
+
+
+LIGHT = "body { background: #fff; color: #222832; }"
+
+
+LUMINANCES = """() => {
+  const luminance = css => {
+    const numbers = css.match(/[\\d.]+/g).map(Number).slice(0, 3);
+    const parts = numbers.map(c => css.startsWith("color") ? c : c / 255);
+    const linear = c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+    const [r, g, b] = parts.map(linear);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const of = (selector, name) =>
+    luminance(getComputedStyle(document.querySelector(selector))[name]);
+  return [of("body", "backgroundColor"), of(".share", "color"), of("button", "color"),
+          of(".bar", "backgroundColor")];
+}"""
+
+
+@pytest.mark.parametrize("style", [LIGHT, DARK], ids=["light", "dark"])
+def test_touch_and_contrast_in_both_themes(browser, pair, tmp_path, style):
+    address = write_page(tmp_path / "touch.html", AttentionView(pair), style=style)
+    phone = {"width": 360, "height": 800}
+    context = browser.new_context(has_touch=True, viewport=phone)
+    page = context.new_page()
+    page.goto(address)
+    before = page.locator(".share").all_inner_texts()
+    page.locator(".queries button").nth(4).tap()
+    assert page.locator(".share").all_inner_texts() != before
+    page.get_by_role("button", name="encoder").tap()
+    assert page.locator(".key").count() == len(pair.source)
+    ground, *others = page.evaluate(LUMINANCES)
+    ratios = [(max(ground, x) + 0.05) / (min(ground, x) + 0.05) for x in others]
+    assert min(ratios[:2]) >= 4.5 and ratios[2] >= 3, ratios  # WCAG: text, graphics
+    context.close()
+
+
+def test_without_scripts_a_picture_stands_there(browser, pair, tmp_path):
+    address = write_page(tmp_path / "still.html", AttentionView(pair), style=DARK)
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto(address)
+    assert page.locator("svg").is_visible() and page.locator("button").count() == 0
+    assert page.locator("svg").bounding_box()["width"] <= 360
+    context.close()
