@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from transformer_lib.files import check_place
+from transformer_lib.files import ensure_writable
 from transformer_lib.training import write_json
 
 EVIDENCE = Path(__file__).parents[1] / "transformer_lib" / "evidence"
@@ -13,9 +13,9 @@ def out_file(name: str) -> Path:
     """The file of --out, for argparse: where it cannot be written, that is said now."""
     path = Path(name)
     try:
-        check_place(path.parent, folder=True)  # it is made if it is not there
+        ensure_writable(path.parent, folder=True)  # it is made if it is not there
         if path.parent.is_dir():
-            check_place(path)
+            ensure_writable(path)
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return path

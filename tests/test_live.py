@@ -20,13 +20,15 @@ import live_runner  # noqa: E402
 from exercises import read_exercises  # noqa: E402
 
 NOTEBOOK = ROOT / "notebooks/01_hello.ipynb"
+CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["sphinx"]["config"]
+PAGES = {name: ROOT / f"{name}.ipynb" for name in CONFIG["live_pages"]}
 NOT_RUN = {"not-live", "remove-cell"}
 
 
-def live_cells():
-    """The code cells of chapter 01 that run in the page, as the page shows them."""
+def live_cells(notebook=NOTEBOOK):
+    """The code cells of a chapter that run in the page, as the page shows them."""
     cells = []
-    for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]:
+    for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
         lines = "".join(cell["source"]).splitlines()
         text = "\n".join(line for line in lines if not line.startswith("#|")).strip()
         tags = set(cell["metadata"].get("tags", []))
@@ -35,8 +37,16 @@ def live_cells():
     return cells
 
 
-def exercises():
-    return read_exercises(json.loads(NOTEBOOK.read_text("utf-8"))["cells"])
+def exercises(notebook=NOTEBOOK):
+    return read_exercises(json.loads(notebook.read_text("utf-8"))["cells"])
+
+
+each_page = pytest.mark.parametrize("notebook", PAGES.values(), ids=list(PAGES))
+each_exercise = pytest.mark.parametrize(
+    ("notebook", "exercise"),
+    [(notebook, one) for notebook in PAGES.values() for one in exercises(notebook)],
+    ids=lambda value: getattr(value, "number", ""),
+)
 
 
 def plain_outputs(cells):
@@ -68,12 +78,18 @@ def same_modules():
     sys.modules.update(kept)
 
 
-# --- the chapter ----------------------------------------------------------------------
+# --- the chapters ---------------------------------------------------------------------
 
 
-def test_each_cell_alone_prints_what_it_prints_in_the_whole_chapter():
-    cells = live_cells()
-    assert len(cells) > 30
+def test_which_chapters_run_in_the_page():
+    assert set(PAGES) >= {"notebooks/01_hello", "notebooks/08_tokenizer"}
+    assert len(live_cells()) > 30
+    assert len(live_cells(PAGES["notebooks/08_tokenizer"])) > 15
+
+
+@each_page
+def test_each_cell_alone_prints_what_it_prints_in_the_whole_chapter(notebook):
+    cells = live_cells(notebook)
     for at, wanted in enumerate(plain_outputs(cells)):
         result, printed = run(cells, at)
         assert result["error"] is None, (at + 1, result["error"])
@@ -85,9 +101,13 @@ def test_a_cell_runs_what_it_needs_and_no_more():
     cells = live_cells()
     bars = next(i for i, text in enumerate(cells) if "def bars" in text)
     assert live_runner.needed(cells, bars) == [bars - 1]
-    for exercise in exercises():
-        at = cells.index(exercise.check)
-        assert live_runner.needed(cells, at) == [at - 1], exercise.name
+
+
+@each_exercise
+def test_an_exercise_needs_its_answer_alone(notebook, exercise):
+    cells = live_cells(notebook)
+    at = cells.index(exercise.check)
+    assert live_runner.needed(cells, at) == [at - 1]
 
 
 def test_changed_embeddings_reach_the_output_and_pass_the_asserts():
@@ -104,9 +124,9 @@ def test_changed_embeddings_reach_the_output_and_pass_the_asserts():
     assert result["broken"] and set(result["broken"]) < set(result["before"])
 
 
-@pytest.mark.parametrize("exercise", exercises(), ids=lambda e: e.number)
-def test_exercises_get_their_verdict(exercise):
-    cells = live_cells()
+@each_exercise
+def test_exercises_get_their_verdict(notebook, exercise):
+    cells = live_cells(notebook)
     at = cells.index(exercise.check)
     result, printed = run(cells, at)
     assert result["verdict"] is False and printed.startswith("Not yet: ")
@@ -251,17 +271,15 @@ def test_without_pyodide_a_note_tells_the_other_ways(tmp_path):
     assert not (tmp_path / "html/_static/live.json").exists()
 
 
-def test_served_modules_are_all_that_the_chapter_imports():
+@pytest.mark.parametrize("page", PAGES)
+def test_served_modules_are_all_that_the_chapter_imports(page):
     from run_notebooks import library_closure
 
-    pages = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))
-    pages = pages["sphinx"]["config"]["live_pages"]
-    assert set(pages) == {"notebooks/01_hello"}
     needed = {
         path.relative_to(ROOT / "transformer_lib").with_suffix("").as_posix()
-        for path in library_closure("\n\n".join(live_cells()))
+        for path in library_closure("\n\n".join(live_cells(PAGES[page])))
     }
-    served = {name.replace(".", "/") for name in pages["notebooks/01_hello"]}
+    served = {name.replace(".", "/") for name in CONFIG["live_pages"][page]}
     assert needed - {"__init__"} == served
 
 

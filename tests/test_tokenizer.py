@@ -25,8 +25,8 @@ from transformer_lib.tokenizer import (
     PAD,
     UNK,
     Tokenizer,
+    _count_words,
     apply_bpe,
-    count_words,
     merge_pair,
     pairs_in,
     train_bpe,
@@ -40,7 +40,7 @@ MIRROR = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
 
 
 def sentencepiece_bpe(sentences, num_merges):
-    letters = {letter for word in count_words(sentences) for letter in word}
+    letters = {letter for word in _count_words(sentences) for letter in word}
     out = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
@@ -109,7 +109,7 @@ def test_bpe_learns_and_cuts_as_sentencepiece_on_real_text(monkeypatch):
 
 def recount(sentences, num_merges):
     """BPE as in the paper's listing: everything counted anew for each merge."""
-    words = {tuple(w): n for w, n in count_words(sentences).items()}
+    words = {tuple(w): n for w, n in _count_words(sentences).items()}
     merges = []
     for _ in range(num_merges):
         counts = {}
@@ -285,7 +285,7 @@ def test_decode_refuses_ids_out_of_range(tokenizer, ids):
 @pytest.mark.parametrize(
     ("sentences", "size", "kind", "said"),
     [
-        (["a b"], 500, "word", "kind='word'"),
+        (["a b"], 500, "word", "model_type='word'"),
         ("one string", 500, "bpe", "one string"),
         (["a b"] * 20, 5000, "bpe", r"vocab_size=5000: .* no more than \d+ pieces"),
         (["a b"] * 20, 100, "bpe", r"vocab_size=100: the characters .* need \d+"),

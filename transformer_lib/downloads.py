@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from transformer_lib.files import (
     NotWritten,
-    check_place,
+    ensure_writable,
     claimed,
     finish_file,
     whole_file,
@@ -296,7 +296,7 @@ def fetch_file(
         CorpusUnavailable: If it does not come whole, or the check raised it.
         NotWritten: If the folder cannot be written to.
     """
-    check_place(folder, folder=True)
+    ensure_writable(folder, folder=True)
     folder.mkdir(parents=True, exist_ok=True)
     path, turn = folder / source.filename, folder / f"{source.filename}.lock"
     with claimed(turn, wait=True):

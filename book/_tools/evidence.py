@@ -18,7 +18,7 @@ from pathlib import Path
 
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
-from transformer_lib.files import check_place
+from transformer_lib.files import ensure_writable
 from transformer_lib.training import (
     Recipe,
     Run,
@@ -114,9 +114,9 @@ def main() -> None:
     run_dir = asked.run_dir or runs_folder() / recipe.name
     device = default_device(asked.device)
     path = asked.out or ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
-    check_place(path.parent, folder=True)
+    ensure_writable(path.parent, folder=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_place(path)
+    ensure_writable(path)
     if not asked.score_only:
         train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
     write_json(path, record_of(run_dir, device))

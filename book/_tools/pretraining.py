@@ -136,7 +136,7 @@ def neighbors(source: Tensor, target: Tensor, vocab_size: int) -> Tensor:
 def run(member: str, seed: int, steps: int, out: Path, device: str) -> dict:
     """Train from the last checkpoint on, and judge."""
     name, texts, held = short_sentences(LONGEST, words=None, held=HELD)
-    tokenizer = Tokenizer.train(texts, PIECES, kind="unigram")
+    tokenizer = Tokenizer.train(texts, PIECES, model_type="unigram")
     shortest = 3 if member == "BERT" else 8  # 6 tokens, of which 3 are cut out
     rows = sorted(rows_of(tokenizer, texts, shortest), key=len)
     held_rows = rows_of(tokenizer, held, shortest)
