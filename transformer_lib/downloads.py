@@ -30,8 +30,8 @@ from tqdm import tqdm
 
 from transformer_lib.files import (
     NotWritten,
-    ensure_writable,
     claimed,
+    ensure_writable,
     finish_file,
     whole_file,
 )
