@@ -152,7 +152,7 @@ def run_train(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #033fd683
 def run_average(asked: argparse.Namespace) -> None:
     """Average the last checkpoints of a run into a folder of their own."""
-    from transformer_lib.files import check_place
+    from transformer_lib.files import ensure_writable
     from transformer_lib.training import (
         average_checkpoints,
         checkpoint_files,
@@ -163,7 +163,7 @@ def run_average(asked: argparse.Namespace) -> None:
     )
 
     out = asked.out or asked.run / "averaged"
-    check_place(out, folder=True)
+    ensure_writable(out, folder=True)
     run = load_run(asked.run)
     files = checkpoint_files(asked.run, last=asked.last)
     load_weights(run.model, average_checkpoints(files))
@@ -241,11 +241,11 @@ def run_evaluate(asked: argparse.Namespace) -> None:
     """Translate a test set and score it."""
     from transformer_lib.corpora import load_corpus
     from transformer_lib.evaluation import evaluate
-    from transformer_lib.files import check_place
+    from transformer_lib.files import ensure_writable
     from transformer_lib.translator import Translator
 
     if asked.json:
-        check_place(asked.json)
+        ensure_writable(asked.json)
     translator = Translator.from_pretrained(asked.model, device=asked.device)
     corpus = load_corpus(corpus_asked(asked, asked.split), asked.split)
     record = evaluate(
@@ -273,12 +273,12 @@ def report(record: dict) -> str:
 def run_ablate(asked: argparse.Namespace) -> None:
     """Run rows of the paper's Table 3, and print them beside the paper's."""
     from transformer_lib.ablations import ROWS, ablate, table, table_text
-    from transformer_lib.files import check_place
+    from transformer_lib.files import ensure_writable
     from transformer_lib.training import write_json
 
-    check_place(asked.out, folder=True)
+    ensure_writable(asked.out, folder=True)
     if asked.record:
-        check_place(asked.record)
+        ensure_writable(asked.record)
     found = ablate(
         recipe_asked(asked), asked.out, asked.rows or list(ROWS), asked.seeds,
         asked.data, asked.device, asked.longer, asked.sentences, split=asked.split,
@@ -291,10 +291,10 @@ def run_ablate(asked: argparse.Namespace) -> None:
 def run_export(asked: argparse.Namespace) -> None:
     """Write a model for other programs, and prove that each says the same."""
     from transformer_lib.export import EXPORTS, export, prove
-    from transformer_lib.files import check_place
+    from transformer_lib.files import ensure_writable
     from transformer_lib.training import load_pretrained
 
-    check_place(asked.out, folder=True)
+    ensure_writable(asked.out, folder=True)
     kinds = asked.to or EXPORTS
     needs(*(name for kind in kinds for name in PACKAGES.get(kind, ["ctranslate2"])))
     model, tokenizer, about = load_pretrained(asked.model)

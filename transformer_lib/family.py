@@ -417,10 +417,10 @@ def small_tokenizer(texts: Sequence[str]) -> Tokenizer:
     """A unigram tokenizer of 700 pieces, or fewer where the text does not have them."""
     for pieces in (700, 600, 500):
         try:
-            return Tokenizer.train(texts, pieces, kind="unigram")
+            return Tokenizer.train(texts, pieces, model_type="unigram")
         except ValueError:  # more pieces than the text can give
             continue
-    return Tokenizer.train(texts, 400, kind="unigram")
+    return Tokenizer.train(texts, 400, model_type="unigram")
 
 # %% ../notebooks/28_family.ipynb #29b579ec
 def count_pairs(
