@@ -104,6 +104,16 @@ def test_how_to_read_tells_of_the_scale_and_of_colab():
         assert f"| `TRANSFORMER_LIB_{name}` |" in text
     for said in ("Change runtime type", "drive.mount", "After a disconnect"):
         assert said in text
+    first, last = re.search(
+        r"from \[(\d\d)\][^[]+to\s+\[(\d\d)\][^[]+that train or measure", text
+    ).groups()
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        scaled = any(
+            re.search(r"(?<!def )by_scale\(", cell["source"])
+            and not cell["source"].startswith("#| export")
+            for cell in cells_of(path.stem)
+        )
+        assert not scaled or path.stem == "00_why" or first <= path.stem[:2] <= last
     start = "".join(cell["source"] for cell in cells_of("12_training")[:6])
     assert "drive.mount" in start and "TRANSFORMER_LIB_RUNS" in start
 
