@@ -38,13 +38,13 @@ from peers import interval
 from transformer_lib.batches import pad
 from transformer_lib.corpora import load_corpus
 from transformer_lib.ctranslate2_export import ctranslate2_spec
-from transformer_lib.decoding import CachedSteps, beam_search, evaluating, search
+from transformer_lib.decoding import CachedSteps, beam_search, search
 from transformer_lib.export import piece_names
 from transformer_lib.int8 import to_int8
 from transformer_lib.marian import to_marian
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import environment_record, load_pretrained, write_json
-from transformer_lib.transformer import Transformer, TransformerConfig
+from transformer_lib.transformer import Transformer, TransformerConfig, evaluating
 from transformer_lib.translator import Translator
 
 ROOT = Path(__file__).parents[1]

@@ -4,6 +4,8 @@ import copy
 import itertools
 import math
 import re
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -17,12 +19,14 @@ from transformer_lib.decoding import (
     CachedSteps,
     FullSteps,
     Hypothesis,
+    _best_tokens,
+    _group_by_length,
+    _NoRepeat,
     beam_search,
-    best_tokens,
+    filter_logits,
     force_score,
     greedy_decode,
     greedy_search,
-    group_by_length,
     length_penalty,
     output_limits,
     search,
@@ -165,11 +169,11 @@ def test_best_tokens_breaks_ties_by_id():
     torch.manual_seed(0)
     for _ in range(50):
         logits = torch.randint(4, (3, 2, 11)).float()  # many ties
-        values, ids = best_tokens(logits, 5)
+        values, ids = _best_tokens(logits, 5)
         wanted = logits.sort(dim=-1, descending=True, stable=True)
         assert torch.equal(values, wanted[0][..., :5])
         assert torch.equal(ids, wanted[1][..., :5])
-    assert best_tokens(torch.zeros(1, 3), 9)[1].tolist() == [[0, 1, 2]]
+    assert _best_tokens(torch.zeros(1, 3), 9)[1].tolist() == [[0, 1, 2]]
 
 
 # --- the cache ------------------------------------------------------------------------
@@ -482,12 +486,142 @@ def test_stopping_early_misses_nothing(few, alpha, beam_size, n_best, limit):
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 30)), st.integers(1, 90), st.integers(1, 7))
 def test_groups_hold_each_once_and_keep_the_budget(lengths, tokens, sentences):
-    groups = group_by_length(lengths, tokens, sentences)
+    groups = _group_by_length(lengths, tokens, sentences)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     for group in groups:
         width = max(lengths[i] for i in group)
         assert len(group) == 1 or len(group) * width <= tokens
         assert len(group) <= sentences
+
+
+# --- drawing, no run twice, one method for all ----------------------------------------
+
+
+def hugging_face(logits, temperature, top_k, top_p):
+    from transformers.generation import (
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    out = TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k:
+        out = TopKLogitsWarper(top_k)(None, out)
+    return TopPLogitsWarper(top_p)(None, out) if top_p < 1 else out
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([0.5, 1.0, 1.7]),
+    st.integers(0, 12),
+    st.sampled_from([0.1, 0.35, 0.5, 0.9, 0.99, 1.0]),
+)
+def test_filters_equal_hugging_face(seed, temperature, top_k, top_p):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(3, 9, generator=generator, dtype=torch.float64) * 2
+    got = filter_logits(logits, temperature, top_k, top_p)
+    torch.testing.assert_close(got, hugging_face(logits, temperature, top_k, top_p))
+
+
+def test_filters_by_hand():
+    logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
+    assert filter_logits(logits, top_k=2).isfinite().tolist() == [0, 1, 0, 1]
+    assert filter_logits(logits, top_p=0.6).isfinite().tolist() == [0, 1, 0, 1]
+    assert filter_logits(logits, top_p=0.4).isfinite().tolist() == [0, 1, 0, 0]
+    assert filter_logits(logits, top_p=0.8).isfinite().tolist() == [0, 1, 1, 1]
+    tied = filter_logits(torch.tensor([1.0, 1.0, 1.0, 0.0]), top_k=2)
+    assert tied.isfinite().tolist() == [1, 1, 1, 0]
+    for wrong in ({"temperature": 0.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+            filter_logits(logits, **wrong)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_forbidden_tokens_are_hugging_faces(size):
+    """What the wrapper takes away is what transformers takes away, for each beam."""
+    from transformers.generation import NoRepeatNGramLogitsProcessor
+
+    theirs = NoRepeatNGramLogitsProcessor(size)
+    torch.manual_seed(size)
+    said = torch.randint(4, 9, (6, 14))
+    logits = torch.randn(6, 9)
+
+    class Fixed:
+        def step(self, tokens, parents):
+            return logits.view(2, 3, 9)
+
+    steps, parents = _NoRepeat(Fixed(), size), torch.arange(3).expand(2, -1)
+    for t in range(14):
+        ours = steps.step(said[:, t].view(2, 3), parents)
+        wanted = theirs(said[:, : t + 1], logits.log_softmax(-1)).isinf()
+        got = ours.view(6, 9)
+        assert torch.equal(got[:, 1:].isinf(), wanted[:, 1:])
+        kept = ~wanted & (torch.arange(9) != PAD)
+        gap = (got.log_softmax(-1) - logits.log_softmax(-1))[kept].abs().max()
+        assert gap < 1e-5  # what may be said keeps its probability
+
+
+def runs_of(ids, size):
+    return [tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_run_comes_twice(model, size):
+    torch.manual_seed(5)
+    src_ids = torch.randint(4, VOCABULARY, (4, 8))
+    src_ids[:, -1] = EOS
+    settings = {"max_extra": 15, "no_repeat_ngram_size": size}
+    found = beam_search(model, src_ids, 3, 0.0, n_best=2, **settings)
+    outputs = [hypothesis.ids for row in found for hypothesis in row]
+    outputs += greedy_decode(model, src_ids, **settings)
+    outputs += model.generate(src_ids, sample=True, **settings)
+    for ids in outputs:
+        assert len(set(runs_of(ids, size))) == len(runs_of(ids, size))
+    best = [row[0] for row in found]
+    forced = force_score(model, src_ids, [hypothesis.ids for hypothesis in best])
+    assert [h.log_prob for h in best] == pytest.approx(forced, abs=1e-3)
+    with pytest.raises(ValueError, match="no_repeat_ngram_size=-1"):
+        model.generate(src_ids, no_repeat_ngram_size=-1)
+
+
+def test_generate_is_each_of_the_searches(trained, sources):
+    model, src_ids = trained[0], pad(sources[:5])
+    greedy = greedy_decode(model, src_ids)
+    found = beam_search(model, src_ids)
+    assert model.generate(src_ids) == [best.ids for best, *_ in found]
+    assert model.generate(src_ids, beam_size=1) == greedy
+    assert model.generate(src_ids, sample=True, top_k=1) == greedy
+    assert model.generate(src_ids, sample=True, temperature=1e-4) == greedy
+    draws = [
+        model.generate(src_ids, sample=True, generator=torch.Generator().manual_seed(i))
+        for i in (1, 1, 2)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    for wrong in ({"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}):
+        with pytest.raises(ValueError, match="need sample=True"):
+            model.generate(src_ids, **wrong)
+
+
+def test_drawing_follows_the_models_probabilities(model):
+    src_ids = torch.tensor([[7, 8, EOS]]).expand(3000, -1)
+    generator = torch.Generator().manual_seed(3)
+    drawn = model.generate(src_ids, sample=True, max_extra=0, generator=generator)
+    first = torch.tensor([(row or [EOS])[0] for row in drawn])
+    counts = torch.bincount(first, minlength=VOCABULARY)
+    with torch.no_grad():
+        model.eval()
+        logits = model(src_ids[:1], torch.tensor([[BOS]]))[0, -1]
+        model.train()
+    logits[[PAD, BOS]] = -torch.inf
+    for count, p in zip(counts.tolist(), logits.softmax(-1).tolist(), strict=True):
+        assert abs(count - 3000 * p) < 5 * math.sqrt(3000 * p * (1 - p)) + 3
+
+
+def test_the_class_has_its_method_wherever_it_is_taken_from():
+    code = "import transformer_lib as t; print(t.Transformer.generate.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "_generate\n", done.stderr
 
 
 # --- the tree -------------------------------------------------------------------------

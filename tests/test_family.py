@@ -35,7 +35,6 @@ from transformer_lib.family import (
     cut_patches,
     cut_spans,
     fill_spans,
-    filter_logits,
     fit,
     mask_tokens,
     random_spans,
@@ -510,46 +509,6 @@ def within(count, total, share):
 
 
 # --- sampling -------------------------------------------------------------------------
-
-
-def hugging_face(logits, temperature, top_k, top_p):
-    from transformers.generation import (
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
-
-    out = TemperatureLogitsWarper(temperature)(None, logits)
-    if top_k:
-        out = TopKLogitsWarper(top_k)(None, out)
-    return TopPLogitsWarper(top_p)(None, out) if top_p < 1 else out
-
-
-@FEW
-@given(
-    st.integers(0, 10**6),
-    st.sampled_from([0.5, 1.0, 1.7]),
-    st.integers(0, 12),
-    st.sampled_from([0.1, 0.35, 0.5, 0.9, 0.99, 1.0]),
-)
-def test_filters_equal_hugging_face(seed, temperature, top_k, top_p):
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(3, 9, generator=generator, dtype=torch.float64) * 2
-    got = filter_logits(logits, temperature, top_k, top_p)
-    torch.testing.assert_close(got, hugging_face(logits, temperature, top_k, top_p))
-
-
-def test_filters_by_hand():
-    logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
-    assert filter_logits(logits, top_k=2).isfinite().tolist() == [0, 1, 0, 1]
-    assert filter_logits(logits, top_p=0.6).isfinite().tolist() == [0, 1, 0, 1]
-    assert filter_logits(logits, top_p=0.4).isfinite().tolist() == [0, 1, 0, 0]
-    assert filter_logits(logits, top_p=0.8).isfinite().tolist() == [0, 1, 1, 1]
-    tied = filter_logits(torch.tensor([1.0, 1.0, 1.0, 0.0]), top_k=2)
-    assert tied.isfinite().tolist() == [1, 1, 1, 0]
-    for wrong in ({"temperature": 0.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-            filter_logits(logits, **wrong)
 
 
 def test_sampling_draws_what_the_model_says():

@@ -6,6 +6,7 @@ This file is the only one of the package that is written by hand.
 """
 
 import importlib
+import sys
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,9 @@ _HOME = {
     "Translator": "translator",
 }
 
+# Chapters after 07 that give its Transformer a method: generate.
+_GROWN = ("decoding",)
+
 __all__ = ["__version__", *_HOME]
 
 
@@ -48,6 +52,9 @@ def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'transformer_lib' has no attribute {name!r}")
     module = importlib.import_module(f"transformer_lib.{_HOME[name]}")
+    if "transformer_lib.transformer" in sys.modules:
+        for later in _GROWN:
+            importlib.import_module(f"transformer_lib.{later}")
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -350,10 +350,10 @@ def run_serve(asked: argparse.Namespace) -> None:
     """
     needs("ctranslate2")
     from transformer_lib.ctranslate2_export import CTranslate2Model
-    from transformer_lib.decoding import check_search
+    from transformer_lib.decoding import _check_search
     from transformer_lib.server import translation_server
 
-    check_search(asked.beam_size, alpha=0.6)
+    _check_search(asked.beam_size, alpha=0.6)
     model = CTranslate2Model(asked.folder, asked.threads)
     translate = functools.partial(model, beam_size=asked.beam_size)
     server = translation_server(translate, asked.host, asked.port)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .batches import whole_folder
-from .decoding import NEVER_SAID, Hypothesis, check_search
+from .decoding import _NEVER_SAID, Hypothesis, _check_search
 from .export import check_export, check_fits, check_threads, piece_names
 from .positions import LearnedPositions
 from .tokenizer import BOS, Tokenizer
@@ -203,14 +203,14 @@ class CTranslate2Model:
                 the engine has one limit for all, so longer ones are cut off.
             max_batch_tokens: Batches are cut so that none has more; longest first.
         """
-        check_search(beam_size, alpha)
+        _check_search(beam_size, alpha)
         pieces = [[self.names[i] for i in ids] for ids in rows]
         longest = max(map(len, pieces), default=0)
         found = self.engine.translate_batch(
             pieces, beam_size=beam_size, length_penalty=alpha, return_scores=True,
             max_decoding_length=min(longest + max_extra, 1000),
             max_batch_size=max_batch_tokens, batch_type="tokens",
-            suppress_sequences=[[self.names[i]] for i in NEVER_SAID],
+            suppress_sequences=[[self.names[i]] for i in _NEVER_SAID],
         )  # fmt: skip
         number = self.tokenizer.processor.piece_to_id
         out = []

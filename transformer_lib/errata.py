@@ -36,9 +36,9 @@ from .decoder import causal_mask, padding_mask
 from transformer_lib.decoding import (
     CachedSteps,
     FullSteps,
-    among_best,
-    continuations,
-    follow,
+    _among_best,
+    _continuations,
+    _reorder,
     search,
 )
 from .encoder import layer_norm
@@ -722,13 +722,13 @@ def first_to_finish(
     log_probs, ids = torch.zeros(1, 1, dtype=torch.float64), tokens.new_zeros(1, 1, 0)
     for _ in range(int(limits)):
         logits = steps.step(tokens, parents)  # (1, k, V)
-        ends, values, parents, tokens = continuations(logits, log_probs, beam_size)
-        ended = among_best(ends, values, beam_size)[0]  # (k,)
+        ends, values, parents, tokens = _continuations(logits, log_probs, beam_size)
+        ended = _among_best(ends, values, beam_size)[0]  # (k,)
         if ended.any():
             best = ends[0].masked_fill(~ended, -torch.inf).argmax()
             return ids[0, best].tolist()
         log_probs = values
-        ids = torch.cat([follow(ids, parents), tokens[..., None]], dim=2)
+        ids = torch.cat([_reorder(ids, parents), tokens[..., None]], dim=2)
     return ids[0, 0].tolist()
 
 # %% ../notebooks/30_errata.ipynb #c1045e87

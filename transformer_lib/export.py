@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from .batches import is_free, pad
-from .decoding import evaluating, greedy_decode
+from .decoding import greedy_decode
 from .tokenizer import BOS, EOS, Tokenizer
-from .transformer import Transformer
+from .transformer import Transformer, evaluating
 
 # %% ../notebooks/22_export.ipynb #6a6127af
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/28_f
 __all__ = ['CHOICES', 'MEMBERS', 'FamilyConfig', 'check_family', 'check_groups', 'rotate', 'RotaryLinear', 'GroupedAttention',
            'FamilyFeedForward', 'build_norm', 'build_layer', 'build_stack', 'NoPositions', 'family_positions',
            'OneStack', 'TwoStacks', 'build_model', 'short_sentences', 'small_tokenizer', 'count_pairs', 'row_batches',
-           'fit', 'next_token_loss', 'filter_logits', 'sample', 'mask_tokens', 'hidden_loss', 'random_spans',
-           'cut_spans', 'fill_spans', 'cut_batch', 'span_loss', 'cut_patches', 'ImageClassifier']
+           'fit', 'next_token_loss', 'sample', 'mask_tokens', 'hidden_loss', 'random_spans', 'cut_spans', 'fill_spans',
+           'cut_batch', 'span_loss', 'cut_patches', 'ImageClassifier']
 
 # %% ../notebooks/28_family.ipynb #1570854f
 import math
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from .batches import pad
 from .corpora import load_corpus
 from .decoder import Decoder, DecoderLayer, causal_mask, padding_mask
-from .decoding import evaluating
+from .decoding import filter_logits
 from .downloads import CorpusUnavailable
 from .encoder import Encoder, EncoderLayer, FeedForward
 from .multihead import MultiHeadAttention, merge_heads, split_heads
@@ -39,6 +39,7 @@ from transformer_lib.transformer import (
     Transformer,
     TransformerConfig,
     _check_ids,
+    evaluating,
     initialize,
 )
 
@@ -502,46 +503,6 @@ def next_token_loss(model: OneStack, ids: Tensor) -> Tensor:
     """Every position says the token after it: nats a token of ids, (B, T)."""
     ids = ids.to(model.device)
     return label_smoothed_cross_entropy(model(ids[:, :-1]), ids[:, 1:], epsilon=0.0)
-
-# %% ../notebooks/28_family.ipynb #85463f81
-def filter_logits(
-    logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
-) -> Tensor:
-    """Logits to draw from: at a temperature, and without the improbable tail.
-
-    Args:
-        logits: Shape (..., V).
-        temperature: Divides the logits; below 1 sharper, above 1 flatter.
-        top_k: How many of the best tokens may be drawn; 0 for all. Equals of the last
-            of them stay in.
-        top_p: The most probable tokens are kept until their probabilities reach this
-            sum; the one that reaches it stays in. 1 keeps all.
-
-    Returns:
-        Shape (..., V), with minus infinity at tokens that are out.
-
-    Raises:
-        ValueError: If a setting is not allowed.
-
-    Source: Fan et al. 2018 (top-k); Holtzman et al. 2020, section 3.1 (top-p).
-    """
-    if not (temperature > 0 and top_k >= 0 and 0 < top_p <= 1):
-        raise ValueError(
-            f"temperature={temperature}, top_k={top_k}, top_p={top_p}: needed are a "
-            "temperature above 0, a top_k of 0 or more, a top_p above 0 and up to 1."
-        )
-    logits = logits / temperature
-    if 0 < top_k < logits.shape[-1]:
-        last = logits.topk(top_k).values[..., -1:]  # (..., 1)
-        logits = logits.masked_fill(logits < last, -torch.inf)
-    if top_p < 1:
-        values, order = logits.sort(dim=-1, descending=True, stable=True)
-        p = values.softmax(dim=-1)
-        before = p.cumsum(dim=-1) - p  # of the better ones
-        tail = torch.zeros_like(before, dtype=torch.bool)
-        tail = tail.scatter(-1, order, before >= top_p)
-        logits = logits.masked_fill(tail, -torch.inf)
-    return logits
 
 # %% ../notebooks/28_family.ipynb #733456e4
 @torch.inference_mode()

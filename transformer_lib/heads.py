@@ -17,7 +17,6 @@ from torch import Tensor
 
 from .batches import pad
 from .corpora import load_corpus
-from .decoding import evaluating
 from .evaluation import sacre_bleu
 from .grammar import VERBS, Clause, verb_clause
 from transformer_lib.looking_inside import (
@@ -33,7 +32,7 @@ from transformer_lib.looking_inside import (
 )
 from .tokenizer import BOS, EOS, PAD, Tokenizer
 from .training import environment_record, find_pretrained, write_json
-from .transformer import Transformer
+from .transformer import Transformer, evaluating
 from .translator import Translator
 
 # %% ../notebooks/27_looking_inside.ipynb #5693a6d3

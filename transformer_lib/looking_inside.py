@@ -18,10 +18,10 @@ from torch import Tensor
 
 from .attention import scaled_dot_product_attention
 from .batches import pad
-from .decoding import beam_search, evaluating
+from .decoding import beam_search
 from .multihead import MultiHeadAttention
 from .tokenizer import BOS, EOS, MARK, PAD, Tokenizer
-from .transformer import Transformer
+from .transformer import Transformer, evaluating
 
 # %% ../notebooks/27_looking_inside.ipynb #42e0ddb1
 _KINDS = {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .batches import whole_folder
-from .decoding import NEVER_SAID
+from .decoding import _NEVER_SAID
 from transformer_lib.export import (
     check_export,
     check_fits,
@@ -156,7 +156,7 @@ def export_marian(
 
         twin = to_marian(model)
         twin.generation_config = GenerationConfig(
-            num_beams=4, max_length=512, bad_words_ids=[[i] for i in NEVER_SAID],
+            num_beams=4, max_length=512, bad_words_ids=[[i] for i in _NEVER_SAID],
             pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
             decoder_start_token_id=BOS,
         )  # fmt: skip

@@ -20,19 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from .batches import whole_folder
-from transformer_lib.decoding import (
-    NEVER_SAID,
-    Hypothesis,
-    evaluating,
-    output_limits,
-    search,
-)
+from .decoding import _NEVER_SAID, Hypothesis, output_limits, search
 from .export import check_export, check_threads, on_cpu, quietly
 from .files import whole_file
 from .positions import LearnedPositions, frequencies
 from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from .training import write_json
-from .transformer import Transformer
+from .transformer import Transformer, evaluating
 from .translator import trained_length
 
 # %% ../notebooks/22_export.ipynb #ccaaa9e2
@@ -348,7 +342,7 @@ def manifest_of(
         "decoding": {
             "beam_size": 4, "alpha": 0.6, "max_extra": 50,
             "max_length": trained_length(about),
-            "never_said": list(NEVER_SAID),
+            "never_said": list(_NEVER_SAID),
         },
         "data": about.get("data", {}),
         "files": {

@@ -51,9 +51,8 @@ from .decoder import padding_mask
 from transformer_lib.decoding import (
     CachedSteps,
     Hypothesis,
+    _check_search,
     beam_search,
-    check_search,
-    evaluating,
     search,
 )
 from transformer_lib.downloads import (
@@ -72,7 +71,7 @@ from .files import whole_file
 from .positions import SinusoidalPositions
 from .tokenizer import BOS, EOS, MARK, PAD, UNK, Tokenizer
 from .training import Recipe, Run, train
-from .transformer import Transformer
+from .transformer import Transformer, evaluating
 
 # %% ../notebooks/26_parsing.ipynb #8e65f241
 @dataclass(frozen=True)
@@ -1211,7 +1210,7 @@ def parse(
 
     Source: Vaswani et al. 2017, section 6.3.
     """
-    check_search(beam_size, alpha)
+    _check_search(beam_size, alpha)
     if isinstance(sentences, str):
         raise ValueError("sentences is one string: give a list of sentences.")
     leaves = [sentence_leaves(sentence) for sentence in sentences]

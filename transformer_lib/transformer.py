@@ -6,13 +6,14 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/07_t
 
 # %% auto #0
 __all__ = ['TransformerConfig', 'Embeddings', 'Transformer', 'initialize', 'count_parts', 'torch_twin', 'default_device',
-           'by_scale', 'seconds_allowed']
+           'evaluating', 'by_scale', 'seconds_allowed']
 
 # %% ../notebooks/07_transformer.ipynb #e95db02d
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -391,6 +392,17 @@ def default_device(wanted: str | torch.device | None = None) -> str:
             f"and {found!r} is taken."
         )
     return asked
+
+# %% ../notebooks/07_transformer.ipynb #14e6e202
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off for a while, and leave the model as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 # %% ../notebooks/07_transformer.ipynb #9c37549e
 def by_scale(small, full):
