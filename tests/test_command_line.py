@@ -21,8 +21,8 @@ from transformer_lib import command_line as cli
 from transformer_lib.batches import load_prepared
 from transformer_lib.command_line import main, settings_asked
 from transformer_lib.corpora import load_corpus
-from transformer_lib.parsing import read_trees
 from transformer_lib.training import Recipe, check_prepared, load_run
+from transformer_lib.trees import read_trees
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "model.d_model=32 model.d_ff=64 max_tokens=900 max_steps=6 validate_every=2"

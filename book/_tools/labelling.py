@@ -16,17 +16,9 @@ from pathlib import Path
 import torch
 
 from transformer_lib.batches import batches
+from transformer_lib.labelling import Labeller, LabelTask, label_loss, parse_by_labels
 from transformer_lib.objective import build_optimizer, noam_lr
-from transformer_lib.parsing import (
-    Labeller,
-    LabelTask,
-    bracket_score,
-    label_loss,
-    load_trees,
-    parse_by_labels,
-    score_parses,
-    train_tree_tokenizer,
-)
+from transformer_lib.parsing import score_parses
 from transformer_lib.training import (
     PRECISIONS,
     Progress,
@@ -42,6 +34,9 @@ from transformer_lib.training import (
     write_json,
 )
 from transformer_lib.transformer import default_device
+from transformer_lib.tree_tokens import train_tree_tokenizer
+from transformer_lib.treebanks import load_trees
+from transformer_lib.trees import bracket_score
 
 ROOT = Path(__file__).resolve().parents[2]
 

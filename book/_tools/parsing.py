@@ -20,13 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from transformer_lib.batches import read_data
-from transformer_lib.parsing import (
-    bracket_score,
-    load_trees,
-    parse,
-    score_parses,
-    train_parser,
-)
+from transformer_lib.parsing import parse, score_parses, train_parser
 from transformer_lib.training import (
     Recipe,
     load_run,
@@ -35,6 +29,8 @@ from transformer_lib.training import (
     write_json,
 )
 from transformer_lib.transformer import default_device
+from transformer_lib.treebanks import load_trees
+from transformer_lib.trees import bracket_score
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)

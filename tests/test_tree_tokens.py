@@ -1,0 +1,100 @@
+"""Chapter 26: trees as the tokens of a parser."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_lib.tree_tokens import (
+    _brackets_of_slots,
+    _source_text,
+    _source_word,
+    _split_words,
+    _tree_slots,
+    _word_shape,
+    _word_slots,
+)
+from transformer_lib.trees import (
+    Tree,
+    clean_tree,
+    linearize,
+    read_trees,
+)
+
+SOME = settings(max_examples=60, deadline=None)
+
+
+SMALL = "(S (NP (DT The) (NN dog)) (VP (VBD saw) (NP (PRP it))) (. .))"
+
+
+def tree(text):
+    (one,) = read_trees(text.splitlines())
+    return one
+
+
+LABELS = st.sampled_from(["S", "NP", "VP", "PP", "ADVP", "PRT", "SBAR", "WHNP"])
+
+
+TAGS = st.sampled_from(["NN", "DT", ",", ".", "VBD", "-LRB-", "PRP$", "``"])
+
+
+WORDS = st.text(
+    st.characters(codec="utf-8", exclude_characters="() \t\r\n"), min_size=1
+)
+
+
+LEAVES = st.builds(lambda label, word: Tree(label, word=word), TAGS, WORDS)
+
+
+PARTS = st.recursive(
+    LEAVES,
+    lambda inner: st.builds(
+        lambda label, children: Tree(label, tuple(children)),
+        LABELS,
+        st.lists(inner, min_size=1, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+TREES = st.builds(
+    lambda children: Tree("TOP", tuple(children)),
+    st.lists(PARTS, min_size=1, max_size=3),
+)
+
+
+@given(TREES)
+@SOME
+def test_slots_come_back(made):
+    leaves, slots = list(made.leaves()), _tree_slots(made)
+    assert len(slots) == 2 * len(leaves) and slots[-1].endswith(")TOP")
+    assert _brackets_of_slots(slots) == linearize(made)
+    tags = [slot.rpartition("/")[2] for slot in slots[::2]]
+    assert tags == [leaf.label for leaf in leaves]
+    bare = _tree_slots(made, {slot.partition("/")[0] + "/" for slot in slots})
+    assert _brackets_of_slots(bare) == linearize(made)
+
+
+def test_slots_of_words():
+    slots = _tree_slots(clean_tree(tree(SMALL)))
+    assert slots == ["(S(NP/DT", "0)NP", "/NN", "1)S", "(VP/VBD", "0)VP", "(NP/PRP",
+                     "2)S", "/.", "1)TOP"]  # fmt: skip
+    known = {"the", "p00", "immu~", "~ized", "A~he", "~", "AA9~", "~~"}
+    for word, wanted in {
+        "The": ("the", "A~he"), "immunized": ("immu~", "~ized"), "qq": ("~~", "~"),
+        "P53": ("p00", "AA9~"), "\u0130": ("~~", "~"),
+    }.items():  # fmt: skip
+        assert _word_slots(word, known) == wanted
+    assert _word_slots("the", known, whole=False) == ("~~", "~")
+    assert _brackets_of_slots(["3)TOP", "(S/DT", "9)TOP", "what", "/NN"]) == [
+        "(S", "XX", ")S", "XX",
+    ]  # fmt: skip
+
+
+def test_words_are_single_tokens():
+    assert _source_text(["-LRB-", "BMP", "-RRB-"]) == "( BMP )"
+    shapes = {"Walking": "~Aing", "p53s": "~9s", "Bmp-2": "~A9-", "xqz": "~"}
+    assert {word: _word_shape(word) for word in shapes} == shapes
+    for odd in ("Xpd TTD", "a\u00a0b", "\u00b4", "\u2009"):
+        assert len(_source_word(odd).split()) == 1
+    assert _split_words("Mice (n = 3) don't fly, do they?") == [
+        "Mice", "(", "n", "=", "3", ")", "don't", "fly", ",", "do", "they", "?",
+    ]  # fmt: skip

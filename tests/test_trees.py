@@ -1,0 +1,190 @@
+"""Chapter 26: trees read and written, repair, and EVALB's own results."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_lib.trees import (
+    BracketScore,
+    Tree,
+    _fault,
+    _is_bracket,
+    _plain_label,
+    bracket_score,
+    clean_tree,
+    linearize,
+    read_trees,
+    repair,
+)
+
+SOME = settings(max_examples=60, deadline=None)
+
+
+def tree(text):
+    (one,) = read_trees(text.splitlines())
+    return one
+
+
+LABELS = st.sampled_from(["S", "NP", "VP", "PP", "ADVP", "PRT", "SBAR", "WHNP"])
+
+
+TAGS = st.sampled_from(["NN", "DT", ",", ".", "VBD", "-LRB-", "PRP$", "``"])
+
+
+WORDS = st.text(
+    st.characters(codec="utf-8", exclude_characters="() \t\r\n"), min_size=1
+)
+
+
+LEAVES = st.builds(lambda label, word: Tree(label, word=word), TAGS, WORDS)
+
+
+PARTS = st.recursive(
+    LEAVES,
+    lambda inner: st.builds(
+        lambda label, children: Tree(label, tuple(children)),
+        LABELS,
+        st.lists(inner, min_size=1, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+TREES = st.builds(
+    lambda children: Tree("TOP", tuple(children)),
+    st.lists(PARTS, min_size=1, max_size=3),
+)
+
+
+def test_labels_and_traces():
+    for label, plain in [("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("PP-LOC=3", "PP")]:
+        assert _plain_label(label) == plain
+    assert _plain_label("WHNP") == "WHNP"
+    text = "( (S (NP-SBJ (-NONE- *)) (VP (-LRB- -LRB-) (PRP$ its))) )"
+    assert str(clean_tree(tree(text))) == "(TOP (S (VP (-LRB- -LRB-) (PRP$ its))))"
+    assert clean_tree(tree("( (S (-NONE- *)) )")) is None
+
+
+TOKENS = st.lists(
+    st.sampled_from(
+        ["XX", "(NP", ")NP", "(VP", ")VP", "(S", ")S", "(", ")", "word", "@7", ""]
+    ),
+    max_size=30,
+)
+
+
+@given(TOKENS, st.lists(LEAVES, min_size=1, max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_repair_gives_a_tree_over_exactly_the_words(tokens, leaves):
+    mended = repair(tokens, leaves)
+    assert list(mended.leaves()) == leaves
+    assert _fault(linearize(mended), len(leaves)) == ""
+    assert list(read_trees([str(mended)])) == [mended]
+    if _fault(tokens, len(leaves)) == "":  # nothing to mend: nothing is changed
+        brackets = [t for t in tokens if _is_bracket(t)]
+        assert [t for t in linearize(mended) if t != "XX"] == brackets
+
+
+@pytest.mark.parametrize(
+    "tokens, problem, wanted",
+    [
+        ("(S XX XX )S", "", "(S XX XX )S"),
+        ("(S XX", "unbalanced", "(S XX XX )S"),
+        ("(S (NP XX )S", "unbalanced", "(S (NP XX )NP XX )S"),
+        ("(S XX )NP XX )S", "unbalanced", "(S XX XX )S"),
+        ("(S (NP )NP XX XX )S", "empty bracket", "(S XX XX )S"),
+        ("(S XX )S", "number of words", "(S XX XX )S"),
+        ("(S (NP XX )NP XX XX )S", "number of words", "(S (NP XX )NP XX )S"),
+        ("", "number of words", "XX XX"),
+    ],
+)
+def test_faults_and_their_repair(tokens, problem, wanted):
+    leaves = [Tree("NN", word="a"), Tree("NN", word="b")]
+    assert _fault(tokens.split(), 2) == problem
+    assert " ".join(linearize(repair(tokens.split(), leaves))) == wanted
+
+
+def test_repair_of_endless_brackets():
+    leaves = [Tree("NN", word="a")]
+    mended = repair(["(NP"] * 900 + ["XX"], leaves)
+    assert list(read_trees([str(mended)])) == [mended]
+    assert _fault(["(NP"] * 900 + ["XX"] + [")NP"] * 900, 1) == "unbalanced"
+
+
+GOLD = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
+
+
+EVALB = [  # sample.gld, .tst and .rsl of EVALB: matched, gold and test brackets
+    (GOLD, GOLD, 4, 4, 4),
+    (GOLD, "(S (A (P this)) (B (Q is) (C (R a) (T test))))", 3, 4, 4),
+    (GOLD, "(S (A (P this)) (B (Q is) (A (R a) (U test))))", 4, 4, 4),
+    (GOLD, "(S (C (P this)) (B (Q is) (A (R a) (U test))))", 3, 4, 4),
+    (GOLD, "(S (A (P this)) (B (Q is) (R a) (A (T test))))", 3, 4, 4),
+    (GOLD, "(S (A (P this) (Q is)) (A (R a) (T test)))", 2, 4, 3),
+    (GOLD, "(S (P this) (Q is) (R a) (T test))", 1, 4, 1),
+    (GOLD, "(TOP (P this) (Q is) (R a) (T test))", 0, 4, 0),
+    (GOLD, "(S (A (P this)) (B (Q is) (A (A (R a) (T test)))))", 4, 4, 5),
+    (GOLD, "(S (A (P this)) (B (Q is) (A (A (A (A (A (R a) (T test))))))))", 4, 4, 8),
+    (GOLD, f"(TOP {GOLD})", 4, 4, 4),
+    (GOLD, "(S (A (P this)) (B (Q is) (A (R a) (TT test))))", 4, 4, 4),
+    (GOLD.replace("(A (P", "(A-SBJ-1 (P").replace("(B", "(B-WHATEVER"), GOLD, 4, 4, 4),
+    (f"{GOLD[:-1]} (-NONE- *))", f"{GOLD[:-1]} (-NONE- *))", 4, 4, 4),
+    (f"{GOLD[:-1]} (: *))", f"{GOLD[:-1]} (: *))", 4, 4, 4),
+]
+
+
+@pytest.mark.parametrize("gold, parsed, matched, in_gold, in_parse", EVALB)
+def test_evalb_own_sample(gold, parsed, matched, in_gold, in_parse):
+    score = bracket_score(tree(gold), tree(parsed))
+    assert (score.matched, score.gold, score.parsed) == (matched, in_gold, in_parse)
+
+
+def test_evalb_totals_add_counts():
+    """Row 22 of the sample, of 34 brackets, and the totals under the table."""
+    parts = GOLD.removeprefix("(S ").removesuffix(")")
+    long = tree(f"(S {' '.join([parts] * 11)})")
+    of_22 = bracket_score(long, long)
+    assert (of_22.matched, of_22.gold, of_22.parsed) == (34, 34, 34)
+    scores = [bracket_score(tree(row[0]), tree(row[1])) for row in EVALB]
+    same = bracket_score(tree(GOLD), tree(GOLD))  # row 19 differs in a capital alone
+    total = sum([*scores, of_22, same], BracketScore())
+    assert (total.matched, total.gold, total.parsed) == (86, 98, 95)
+    assert total.recall == pytest.approx(87.76, abs=0.005)
+    assert total.precision == pytest.approx(90.53, abs=0.005)
+    assert 100 * total.exact / total.sentences == pytest.approx(52.94, abs=0.005)
+
+
+def test_punctuation_leaves_and_places_move():
+    gold = tree("(S (NP (NN a) (, ,) (NN b)) (: :) (VP (VB c)) (. .))")
+    moved = tree("(S (NP (NN a) (, ,) (NN b) (: :)) (VP (VB c) (. .)))")
+    assert bracket_score(gold, moved).f1 == 100
+    xx = repair(linearize(clean_tree(moved)), [Tree("XX", word=w) for w in moved.words])
+    assert bracket_score(gold, xx).f1 == 100  # the tags of the gold tree decide
+    alone = tree("(S (NP (NN a)) (PRN (, ,)) (VP (VB c)))")
+    without = tree("(S (NP (NN a)) (, ,) (VP (VB c)))")
+    assert bracket_score(alone, without).f1 == 100
+
+
+def test_particle_is_adverb_phrase_and_worked_perturbation():
+    gold = tree("(S (NP (PRP he)) (VP (VBD gave) (PRT (RP up)) (NP (NN it))))")
+    adverb = tree("(S (NP (PRP he)) (VP (VBD gave) (ADVP (RP up)) (NP (NN it))))")
+    assert bracket_score(gold, adverb) == BracketScore(5, 5, 5, 1, 1)
+    flat = tree("(S (NP (PRP he)) (VP (VBD gave) (NP (RP up) (NN it))))")
+    score = bracket_score(gold, flat)  # S, NP, VP match; PRT and NP against one NP
+    assert score == BracketScore(3, 5, 4, 0, 1)
+    assert score.f1 == pytest.approx(2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5) * 100)
+
+
+@given(TREES)
+@SOME
+def test_gold_against_gold_is_all_right(made):
+    score = bracket_score(made, made)
+    assert score.matched == score.gold == score.parsed and score.exact == 1
+
+
+def test_what_cannot_be_compared():
+    with pytest.raises(ValueError, match="different words: 'a' and 'b'"):
+        bracket_score(tree("(S (NN a))"), tree("(S (NN b))"))
+    with pytest.raises(ValueError, match="no word"):
+        bracket_score(tree("(S (NN a))"), tree("(S (-NONE- *))"))
+    assert BracketScore().f1 == BracketScore().recall == BracketScore().precision == 0
