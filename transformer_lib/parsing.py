@@ -23,8 +23,8 @@ from .batches import Prepared, pad, prepare
 from transformer_lib.decoding import (
     CachedSteps,
     Hypothesis,
+    _check_search,
     beam_search,
-    check_search,
     search,
 )
 from .files import whole_file
@@ -337,7 +337,7 @@ def parse(
 
     Source: Vaswani et al. 2017, section 6.3.
     """
-    check_search(beam_size, alpha)
+    _check_search(beam_size, alpha)
     if isinstance(sentences, str):
         raise ValueError("sentences is one string: give a list of sentences.")
     leaves = [_sentence_leaves(sentence) for sentence in sentences]
