@@ -37,9 +37,9 @@ from peers import interval
 
 from transformer_lib.batches import pad
 from transformer_lib.corpora import load_corpus
-from transformer_lib.ctranslate2_export import ctranslate2_spec
+from transformer_lib.ctranslate2_export import _ctranslate2_spec
 from transformer_lib.decoding import CachedSteps, beam_search, search
-from transformer_lib.export import piece_names
+from transformer_lib.export import _piece_names
 from transformer_lib.int8 import to_int8
 from transformer_lib.marian import to_marian
 from transformer_lib.tokenizer import BOS, EOS, PAD
@@ -85,7 +85,7 @@ def shipped(batch: int, count: int, quick: bool = False) -> Case:
     ids = tokenizer.encode_all([source for source, _ in test_pairs(quick)])
     ids = [row for row in ids if len(row) < 60]  # what it was trained on
     rows = [[*row, EOS] for row in ids[:: max(1, len(ids) // count)][:count]]
-    return Case(model, rows, batch, None, piece_names(tokenizer))
+    return Case(model, rows, batch, None, _piece_names(tokenizer))
 
 
 def test_pairs(quick: bool) -> list[tuple[str, str]]:
@@ -173,7 +173,7 @@ def ctranslate2_engine(case: Case, kind: str, folder: Path, threads: int):
 
     path = folder / kind
     path.mkdir(parents=True)
-    ctranslate2_spec(case.model, case.names, kind).save(str(path))
+    _ctranslate2_spec(case.model, case.names, kind).save(str(path))
     engine = ctranslate2.Translator(
         str(path), device=case.model.device.type, compute_type=kind,
         intra_threads=threads, inter_threads=1,

@@ -20,6 +20,7 @@ from transformer_lib import (
     looking_inside,
     marian,
     parsing,
+    pretraining,
     speed,
     training,
     transformer,
@@ -101,7 +102,10 @@ def loss_after_updates(model, *_):
 
 
 def fitted(model):
-    found = family.fit(model, lambda: family.next_token_loss(model, ids()), steps=3)
+    def loss():
+        return pretraining._next_token_loss(model, ids())
+
+    found = pretraining._fit(model, loss, steps=3)
     return found
 
 
@@ -189,12 +193,12 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     ),
     "next_token_loss": (
         lambda: family_model(causal=True, positions="rotary", num_kv_heads=1),
-        lambda m: family.next_token_loss(m, ids()).item(),
+        lambda m: pretraining._next_token_loss(m, ids()).item(),
     ),
     "hidden_loss": (family_model, lambda m: hidden(m)),
     "span_loss": (
         lambda: family_model(cross_attention=True, norm="rms"),
-        lambda m: family.span_loss(m, ids(), ids(seed=1)).item(),
+        lambda m: pretraining._span_loss(m, ids(), ids(seed=1)).item(),
     ),
     "fit": (lambda: family_model(causal=True), fitted),
     "sample": (lambda: family_model(causal=True, positions="learned"), sampled),
@@ -205,7 +209,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     ),
     "token_scores": (
         model_of,
-        lambda m: export.token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
+        lambda m: export._token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
     ),
     "quantized": (model_of, lambda m: cpu(speed.quantized(m))),
 }
@@ -236,7 +240,7 @@ def token_pairs(rows):
 
 def hidden(model):
     torch.manual_seed(3)
-    return family.hidden_loss(model, ids(8), 49).item()
+    return pretraining._hidden_loss(model, ids(8), 49).item()
 
 
 def image_model():
@@ -303,15 +307,15 @@ def test_text_is_brought_to_the_models_device(name, words):
             "CachedSteps.__init__",
             "src_ids = src_ids.to(model.device)",
         ),
-        ("hidden_loss", "hidden_loss", "wanted = wanted.to(model.device)"),
+        ("hidden_loss", "_hidden_loss", "wanted = wanted.to(model.device)"),
         ("attention_weights", "attention_weights", ".cpu()"),
-        ("span_loss", "span_loss", "tgt_ids = tgt_ids.to(model.device)"),
+        ("span_loss", "_span_loss", "tgt_ids = tgt_ids.to(model.device)"),
     ],
 )
 def test_a_missing_move_is_caught(name, function, gone):
     """The same test, with one move taken out of the library, fails."""
     owner, _, method = function.rpartition(".")
-    for module in (transformer, decoding, family, looking_inside, heads):
+    for module in (transformer, decoding, family, pretraining, looking_inside, heads):
         if hasattr(module, owner or method):
             break
     place = getattr(module, owner) if owner else module
@@ -381,13 +385,13 @@ def test_exports_are_made_on_the_cpu_and_leave_the_model(words):
     model = model_of(400)
     with second_device() as device:
         model.to(device)
-        copied = export.on_cpu(model)
+        copied = export._on_cpu(model)
         assert copied.device.type == "cpu" and model.device.type == device
         assert copied.output.weight is copied.src_embedding.weight
         twin = marian.to_marian(model)
         assert {p.device.type for p in twin.parameters()} == {"cpu"}
-        ctranslate2_export.ctranslate2_spec(model, export.piece_names(words[0]))
-    assert export.on_cpu(copied) is copied
+        ctranslate2_export._ctranslate2_spec(model, export._piece_names(words[0]))
+    assert export._on_cpu(copied) is copied
 
 
 # --- the notebooks --------------------------------------------------------------------

@@ -32,28 +32,28 @@ from transformer_lib.exercises.export import (
     check_normalize,
     check_text_of,
 )
-from transformer_lib.export import token_scores
+from transformer_lib.export import _token_scores
 from transformer_lib.family import FamilyConfig, build_model
 from transformer_lib.grammar import grammar_split
-from transformer_lib.int8 import Int8Linear, to_int8
+from transformer_lib.int8 import _Int8Linear, to_int8
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.marian import (
+    _marian_model,
+    _marian_places,
+    _marian_scores,
+    _sines_first,
     export_marian,
     from_marian,
     marian_config,
-    marian_model,
-    marian_places,
-    marian_scores,
-    sines_first,
     to_marian,
 )
 from transformer_lib.onnx_export import (
     OnnxModel,
-    OnnxSteps,
+    _in_16_bits,
+    _OnnxSteps,
+    _pack_weights,
+    _tokenizer_data,
     export_onnx,
-    in_16_bits,
-    pack_weights,
-    tokenizer_data,
 )
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.training import load_pretrained
@@ -181,7 +181,7 @@ def test_one_sentence_without_padding(exported):
     model = exported[2]
     for src_ids in (torch.tensor([[5, EOS], [6, EOS]]), torch.tensor([[5, EOS, PAD]])):
         with pytest.raises(ValueError, match="one sentence"):
-            OnnxSteps(model.encoder, model.session, src_ids)
+            _OnnxSteps(model.encoder, model.session, src_ids)
 
 
 # --- weights --------------------------------------------------------------------------
@@ -209,10 +209,10 @@ def test_sixteen_bits_only_where_nothing_is_lost(numbers):
     values = np.array(numbers, dtype=np.float32)
     fits = all(a == struct.unpack("e", struct.pack("e", a))[0] for a in numbers
                if abs(a) < 65504) and all(abs(a) <= 65504 for a in numbers)  # fmt: skip
-    half = in_16_bits(values)
+    half = _in_16_bits(values)
     assert (half is not None) == fits
     assert half is None or np.array_equal(half.astype(np.float32), values)
-    assert in_16_bits(values.astype(np.float64)) is None
+    assert _in_16_bits(values.astype(np.float64)) is None
 
 
 def test_what_is_twice_is_stored_once():
@@ -224,7 +224,7 @@ def test_what_is_twice_is_stored_once():
         inner = onnx.helper.make_graph([node], "g", floats[:1], floats[1:], [tensor])
         return onnx.helper.make_model(inner)
 
-    block = pack_weights({"one": graph(), "other": graph()})
+    block = _pack_weights({"one": graph(), "other": graph()})
     assert len(block) == 2 * 1024
 
 
@@ -291,7 +291,7 @@ def longest_match(table: bytes, text: bytes) -> tuple[int, bytes]:
 
 def test_the_table_is_sentencepieces_normalization():
     """Character by character, all of the basic plane."""
-    table = tokenizer_data(load_pretrained("tatoeba-en-de")[1])[1]
+    table = _tokenizer_data(load_pretrained("tatoeba-en-de")[1])[1]
     oracle = spm.SentencePieceNormalizer(
         rule_name="nmt_nfkc",
         escape_whitespaces=False,
@@ -316,8 +316,8 @@ def content_of(folder):
 
 def test_an_export_takes_the_place_of_an_earlier_one(tmp_path):
     place = tmp_path / "deep" / "it"
-    onnx_export.write_folder(place, {"a": b"1"}, {"files": {}})
-    onnx_export.write_folder(place, {"b": b"2"}, {"files": {}})
+    onnx_export._write_folder(place, {"a": b"1"}, {"files": {}})
+    onnx_export._write_folder(place, {"b": b"2"}, {"files": {}})
     assert [path.name for path in sorted(place.iterdir())] == ["b", "manifest.json"]
     assert [path.name for path in place.parent.iterdir()] == ["it"]
 
@@ -326,7 +326,7 @@ def test_an_export_takes_the_place_of_an_earlier_one(tmp_path):
 def test_what_goes_wrong_leaves_what_was_there(tmp_path, monkeypatch, moment):
     """The disk is full at the first or third file, or one of the folders is held."""
     place, calls = tmp_path / "it", []
-    onnx_export.write_folder(place, {"a": b"1"}, {"files": {}})
+    onnx_export._write_folder(place, {"a": b"1"}, {"files": {}})
     before, replace = content_of(place), os.replace
 
     def full(file, before=None):
@@ -345,7 +345,7 @@ def test_what_goes_wrong_leaves_what_was_there(tmp_path, monkeypatch, moment):
     else:
         monkeypatch.setattr(os, "replace", held)
     with pytest.raises(OSError, match="unchanged"):
-        onnx_export.write_folder(place, {"a": b"2", "b": b"", "c": b""}, {"files": {}})
+        onnx_export._write_folder(place, {"a": b"2", "b": b"", "c": b""}, {"files": {}})
     monkeypatch.undo()
     assert content_of(place) == before
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
@@ -403,7 +403,7 @@ def test_folders_of_others_stay(tmp_path):
     for name in ("it.old/notes", "it.part/notes", "page/manifest.json"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}")
-    onnx_export.write_folder(tmp_path / "it", {"a": b"1"}, {"files": {}})
+    onnx_export._write_folder(tmp_path / "it", {"a": b"1"}, {"files": {}})
     with pytest.raises(ValueError, match="holds something else"):
         export_onnx(*other_model()[:2], tmp_path / "page")
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
@@ -429,7 +429,7 @@ def test_the_model_is_left_as_it_was(monkeypatch):
     monkeypatch.setattr(
         onnx_export, "to_onnx", lambda module, *rest: seen.append(module.model.training)
     )
-    onnx_export.graphs_of(model)
+    onnx_export._graphs_of(model)
     assert seen == [False, False] and model.training
 
 
@@ -475,8 +475,8 @@ def test_marian_says_the_same(tmp_path, changes):
     assert theirs(TEXTS)["input_ids"] == [[*ids, EOS] for ids in src]
     for ids in src:
         assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
-    wanted = token_scores(model, src, tgt)
-    assert_same_scores(marian_scores(tmp_path / "it", src, tgt), wanted)
+    wanted = _token_scores(model, src, tgt)
+    assert_same_scores(_marian_scores(tmp_path / "it", src, tgt), wanted)
     twin = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "it")
     given = theirs(TEXTS, return_tensors="pt", padding=True)
     said = twin.generate(**given, num_beams=1, max_new_tokens=9).tolist()
@@ -491,8 +491,8 @@ def test_marian_has_the_same_gradients():
     ids = torch.tensor([[5, 6, 7, EOS]])
     model(ids, ids).log_softmax(dim=-1)[0, :, 9].sum().backward()
     twin(ids, decoder_input_ids=ids).logits.log_softmax(-1)[0, :, 9].sum().backward()
-    theirs, order = dict(twin.named_parameters()), sines_first(24)
-    for name, tensor, axes in marian_places(model):
+    theirs, order = dict(twin.named_parameters()), _sines_first(24)
+    for name, tensor, axes in _marian_places(model):
         grad = tensor.grad
         for axis in axes:
             grad = grad.index_select(axis, order)
@@ -505,7 +505,7 @@ def test_marian_and_back_is_the_same_model(heads, width, layers, bias):
     sizes = {"d_model": 2 * heads * width, "num_heads": heads, "num_layers": layers}
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(50, d_ff=7, attention_bias=bias, **sizes))
-    back = marian_model(to_marian(model)).state_dict()
+    back = _marian_model(to_marian(model)).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(back.pop(name), tensor)
     assert not any(tensor.any() for tensor in back.values())  # biases that it lacks
@@ -524,14 +524,14 @@ def test_other_marians_are_refused(change, telling):
     model, _ = small_model()
     twin = MarianMTModel(marian_config(model.config, **change))
     with pytest.raises(ValueError, match=telling):
-        marian_model(twin)
+        _marian_model(twin)
 
 
 def test_marian_with_biases_at_its_output_is_refused():
     twin = to_marian(small_model()[0])
     twin.final_logits_bias += 1
     with pytest.raises(ValueError, match="biases at its output"):
-        marian_model(twin)
+        _marian_model(twin)
 
 
 def test_what_is_no_marian_is_refused(tmp_path):
@@ -574,7 +574,7 @@ def test_ctranslate2_says_the_same(tmp_path, changes):
     model, tokenizer = small_model(**changes)
     engine = CTranslate2Model(export_ctranslate2(model, tokenizer, tmp_path / "it"))
     src, tgt = outputs_for(tokenizer)
-    found, wanted = engine.token_scores(src, tgt), token_scores(model, src, tgt)
+    found, wanted = engine.token_scores(src, tgt), _token_scores(model, src, tgt)
     assert_same_scores(found, wanted)
     eighth = export_ctranslate2(model, tokenizer, tmp_path / "8", "int8")
     size = (eighth / "model.bin").stat().st_size
@@ -608,7 +608,7 @@ def test_int8_products_are_those_of_numpy(rows, inside, outside, size, bias, see
     linear = torch.nn.Linear(inside, outside, bias=bias)
     x = size * torch.randn(1, rows, inside)
     with torch.inference_mode():
-        found = Int8Linear(linear)(x)[0].double().numpy()
+        found = _Int8Linear(linear)(x)[0].double().numpy()
     x, w = x[0].double().numpy(), linear.weight.detach().double().numpy()
     b = linear.bias.detach().double().numpy() if bias else 0.0
     x_scale = np.abs(x).max(axis=1, keepdims=True) / 127
@@ -636,7 +636,7 @@ def test_int8_translates_the_same_alone_and_in_company(exported):
     alone = [beam_search(fast, pad([row]))[0][0].ids for row in rows]
     assert together == alone == [best[0].ids for best in beam_search(model, pad(rows))]
     src, tgt = outputs_for(tokenizer)
-    found, wanted = token_scores(fast, src, tgt), token_scores(model, src, tgt)
+    found, wanted = _token_scores(fast, src, tgt), _token_scores(model, src, tgt)
     gaps = [abs(a - b) for x, y in zip(found, wanted, strict=True)
             for a, b in zip(x, y, strict=True)]  # fmt: skip
     assert 0 < max(gaps) and np.mean(gaps) < 0.05
@@ -656,25 +656,25 @@ def test_int8_is_saved_and_read(changes):
         torch.nn.init.normal_(p, std=0.1)
     other = to_int8(other)
     src, tgt = outputs_for(tokenizer)
-    wanted = token_scores(fast, src, tgt)
-    assert token_scores(other, src, tgt) != wanted
+    wanted = _token_scores(fast, src, tgt)
+    assert _token_scores(other, src, tgt) != wanted
     other.load_state_dict(fast.state_dict())
-    assert token_scores(other, src, tgt) == wanted
+    assert _token_scores(other, src, tgt) == wanted
     kinds = {type(m) for m in fast.modules()}
-    assert Int8Linear in kinds and torch.nn.Linear not in kinds
+    assert _Int8Linear in kinds and torch.nn.Linear not in kinds
 
 
 def test_int8_says_where_it_does_not_work():
     model, _ = small_model()
     with pytest.raises(ValueError, match="the model is on meta; int8 products are for"):
         to_int8(model.to("meta"))
-    linear = Int8Linear(torch.nn.Linear(4, 3))
+    linear = _Int8Linear(torch.nn.Linear(4, 3))
     with pytest.raises(ValueError, match="for a CPU, and x is on meta"):
         linear(torch.zeros(2, 4, device="meta"))
     broken = torch.nn.Linear(4, 3)
     broken.weight.data[1, 2] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
-        Int8Linear(broken)
+        _Int8Linear(broken)
     with torch.inference_mode():
         for bad in (torch.nan, torch.inf):  # damage goes on, for the search to refuse
             assert not linear(torch.tensor([[1.0, bad, 0.0, 0.0]])).isfinite().any()

@@ -17,6 +17,7 @@ from transformer_lib.decoding import (
     FullSteps,
     greedy_search,
     output_limits,
+    search,
 )
 from transformer_lib.exercises.family import (
     check_rotate_one,
@@ -26,26 +27,31 @@ from transformer_lib.exercises.family import (
 from transformer_lib.family import (
     MEMBERS,
     FamilyConfig,
-    FamilyFeedForward,
     GroupedAttention,
     ImageClassifier,
+    MixtureOfExperts,
+    StackSteps,
+    _build_stack,
+    _cut_patches,
+    _FamilyFeedForward,
     build_model,
-    build_stack,
-    count_pairs,
-    cut_patches,
-    cut_spans,
-    fill_spans,
-    fit,
-    mask_tokens,
-    random_spans,
     rotate,
-    row_batches,
     sample,
-    short_sentences,
-    small_tokenizer,
 )
 from transformer_lib.multihead import MultiHeadAttention
 from transformer_lib.positions import position_rotation
+from transformer_lib.pretraining import (
+    _count_pairs,
+    _fit,
+    _next_token_loss,
+    _random_spans,
+    _row_batches,
+    _short_sentences,
+    _small_tokenizer,
+    cut_spans,
+    fill_spans,
+    mask_tokens,
+)
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -144,7 +150,7 @@ def same_gradients(member, stack, theirs):
         torch.testing.assert_close(grad, named[name].grad, atol=1e-4, rtol=1e-4)
 
 
-def language_model(member):
+def language_model(member, base=10_000.0):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if member == "GPT-2":
@@ -164,6 +170,7 @@ def language_model(member):
                 vocab_size=V, hidden_size=16, num_hidden_layers=2,
                 num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
                 mlp_bias=True, rms_norm_eps=1e-5, tie_word_embeddings=False,
+                rope_parameters={"rope_type": "default", "rope_theta": base},
                 bos_token_id=BOS, eos_token_id=EOS,
             )
         )  # fmt: skip
@@ -278,8 +285,8 @@ def test_vit_has_the_parameters_that_are_published():
 
 def test_two_thirds_keep_the_size_of_a_gated_network():
     """Shazeer 2020, section 3."""
-    plain = FamilyFeedForward(512, 2048)
-    gated = FamilyFeedForward(512, 2048 * 2 // 3, "swiglu")
+    plain = _FamilyFeedForward(512, 2048)
+    gated = _FamilyFeedForward(512, 2048 * 2 // 3, "swiglu")
     weights = [sum(p.numel() for p in m.parameters() if p.dim() > 1)
                for m in (plain, gated)]  # fmt: skip
     assert weights[1] == pytest.approx(weights[0], rel=1e-3)
@@ -333,12 +340,12 @@ def test_order_counts_and_padding_does_not(positions):
 
 
 def test_a_bag_of_words_without_positions():
-    stack = build_stack(FamilyConfig(V, **SIZES)).eval()  # nothing is added to x
+    stack = _build_stack(FamilyConfig(V, **SIZES)).eval()  # nothing is added to x
     x, order = torch.randn(1, 6, 16), torch.randperm(6)
     torch.testing.assert_close(
         stack(x)[:, order], stack(x[:, order]), atol=1e-5, rtol=0
     )
-    rotary = build_stack(FamilyConfig(V, **SIZES, positions="rotary")).eval()
+    rotary = _build_stack(FamilyConfig(V, **SIZES, positions="rotary")).eval()
     assert (rotary(x)[:, order] - rotary(x[:, order])).abs().max() > 1e-3
 
 
@@ -365,10 +372,10 @@ def test_image_patches_have_places():
 
 def test_patches_by_hand():
     image = torch.arange(16.0).view(1, 1, 4, 4)
-    got = cut_patches(image, 2)[0].tolist()
+    got = _cut_patches(image, 2)[0].tolist()
     assert got == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
     with pytest.raises(ValueError, match="do not divide into patches of 3"):
-        cut_patches(image, 3)
+        _cut_patches(image, 3)
 
 
 # --- rotary positions, groups, gates --------------------------------------------------
@@ -436,7 +443,7 @@ def test_gates_and_activations_by_formula():
         ),
         "swiglu": lambda f: f.w_1(x) / (1 + (-f.w_1(x)).exp()) * f.w_3(x),
     }.items():
-        f = FamilyFeedForward(6, 9, kind)
+        f = _FamilyFeedForward(6, 9, kind)
         wanted = inside(f) @ f.w_2.weight.T + f.w_2.bias
         torch.testing.assert_close(f(x), wanted, atol=1e-5, rtol=1e-5)
 
@@ -452,6 +459,9 @@ def test_gates_and_activations_by_formula():
         ({"positions": "rotary", "d_k": 3}, "d_k=3"),
         ({"d_model": 18}, "d_model=18"),
         ({"dropout": 2.0}, "dropout"),
+        ({"positions": "rotary", "rotary_base": 1.0}, "rotary_base=1.0"),
+        ({"num_experts": 2, "experts_per_token": 3}, "experts_per_token=3"),
+        ({"num_experts": 2, "experts_per_token": 0}, "1 or more"),
     ],
 )
 def test_settings_are_checked(changes, telling):
@@ -459,16 +469,7 @@ def test_settings_are_checked(changes, telling):
         FamilyConfig(V, **(SIZES | changes))
 
 
-def test_rotary_positions_refuse_the_cache():
-    model, src_ids = model_of("2017", positions="rotary"), torch.tensor([[5, 6, EOS]])
-    limits = output_limits(src_ids, 5)
-    with torch.inference_mode():
-        assert len(greedy_search(FullSteps(model.eval(), src_ids), limits)) == 1
-        with pytest.raises(ValueError, match="FullSteps"):
-            greedy_search(CachedSteps(model, src_ids), limits)
-
-
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
 def test_two_stacks_write_with_a_cache_too(positions):
     model = model_of("T5", positions=positions, num_kv_heads=2).eval()
     src_ids = torch.tensor([[5, 6, 7, EOS], [9, EOS, PAD, PAD]])
@@ -476,6 +477,169 @@ def test_two_stacks_write_with_a_cache_too(positions):
     with torch.inference_mode():
         full = greedy_search(FullSteps(model, src_ids), limits)
         assert greedy_search(CachedSteps(model, src_ids), limits) == full
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1])
+def test_rotary_beams_with_a_cache_say_what_reading_again_says(heads):
+    """Beams stand at one place, and go on from any: logits and whole searches."""
+    model = model_of("2017", positions="rotary", num_kv_heads=heads).eval()
+    src_ids = torch.tensor([[5, 6, 7, EOS], [9, EOS, PAD, PAD]])
+    cached, full = CachedSteps(model, src_ids), FullSteps(model, src_ids)
+    tokens, parents = torch.full((2, 1), BOS), torch.zeros(2, 1, dtype=torch.int64)
+    torch.manual_seed(3)
+    with torch.inference_mode():
+        for beams in (3, 2, 4, 4):
+            found = cached.step(tokens, parents)
+            wanted = full.step(tokens, parents)
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+            parents = torch.randint(tokens.shape[1], (2, beams))
+            tokens = torch.randint(4, V, (2, beams))
+        limits = output_limits(src_ids, 8)
+        found, wanted = (
+            search(kind(model, src_ids), limits, 4, n_best=4)
+            for kind in (CachedSteps, FullSteps)
+        )
+    ids = [[[one.ids for one in row] for row in both] for both in (found, wanted)]
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize("member", ["GPT", "GPT-2", "LLaMA"])
+@pytest.mark.parametrize("pieces", [[9], [1] * 9, [4, 1, 3, 1]])
+def test_a_text_in_pieces_is_read_as_in_one(member, pieces):
+    model = model_of(member, num_kv_heads=2).eval()
+    ids, steps = ids_of(3, 9), StackSteps(model)
+    with torch.inference_mode():
+        found = torch.cat([steps.read(part) for part in ids.split(pieces, 1)], dim=1)
+        torch.testing.assert_close(found, model(ids), atol=1e-4, rtol=1e-4)
+        kept = steps.caches[0].k[:, :, : steps.length]
+    assert kept.shape == (3, 2, 9, 4)  # two heads of keys, not four
+
+
+def test_greedy_search_runs_on_the_cache_of_one_stack():
+    model = model_of("LLaMA").eval()
+    limits = torch.tensor([7, 3, 5])
+    with torch.inference_mode():
+        found = greedy_search(StackSteps(model), limits)
+        for row, limit in zip(found, limits.tolist(), strict=True):
+            ids = [BOS]
+            while len(ids) <= limit:
+                logits = model(torch.tensor([ids]))[0, -1]
+                logits[[PAD, BOS]] = -torch.inf
+                if (best := int(logits.argmax())) == EOS:
+                    break
+                ids.append(best)
+            assert row == ids[1:]
+    steps = StackSteps(model)
+    with pytest.raises(ValueError, match="2 beams"):
+        steps.step(torch.tensor([[4, 5]]), torch.tensor([[0, 0]]))
+    with pytest.raises(ValueError, match="causal=True"):
+        StackSteps(model_of("BERT"))
+
+
+def test_the_cache_of_llama_is_hugging_faces():
+    """Keys and values of every layer, after a text in two pieces, and what is said."""
+    ours = model_of("LLaMA", num_kv_heads=2).eval()
+    theirs = llama_of(ours)
+    ids, steps = ids_of(2, 8), StackSteps(ours)
+    with torch.inference_mode():
+        steps.read(ids[:, :5])
+        found = steps.read(ids[:, 5:])
+        first = theirs(ids[:, :5], use_cache=True)
+        second = theirs(ids[:, 5:], past_key_values=first.past_key_values)
+        torch.testing.assert_close(found, second.logits, atol=1e-4, rtol=1e-4)
+    past = second.past_key_values
+    for cache, layer in zip(steps.caches, past.layers, strict=True):
+        for x, wanted in ((cache.v, layer.values), (by_halves(cache.k), layer.keys)):
+            torch.testing.assert_close(x[:, :, :8], wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("base", [100.0, 500_000.0])
+def test_other_rotary_bases_equal_hugging_face(base):
+    ours = model_of("LLaMA", num_kv_heads=2, rotary_base=base)
+    theirs = llama_of(ours.eval(), base)
+    ids = ids_of(2, 11)
+    found, wanted = ours(ids), theirs(ids).logits
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    (found**2).sum().backward()
+    (wanted**2).sum().backward()
+    same_gradients("LLaMA", ours.encoder, theirs)
+    other = model_of("LLaMA", num_kv_heads=2).eval()
+    assert (other(ids) - found).abs().max() > 1e-3
+
+
+def llama_of(ours, base=10_000.0):
+    """Hugging Face's Llama with the weights of a model of ours."""
+    theirs, table = language_model("LLaMA", base), ours.src_embedding.weight.detach()
+    weights = in_their_words("LLaMA", ours.encoder, lambda p: p.detach())
+    weights |= {"model.embed_tokens.weight": 4 * table, "lm_head.weight": table}
+    load(theirs, weights)
+    return theirs
+
+
+def by_halves(x):
+    """Neighboring pairs of the last axis as Llama has them: (i, i + K / 2)."""
+    return torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
+
+
+# --- mixtures of experts --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count, few", [(4, 2), (3, 1), (2, 2)])
+def test_experts_equal_mixtrals(count, few):
+    """In value and in gradient."""
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    torch.manual_seed(0)
+    ours = MixtureOfExperts(6, 10, count, few, "swiglu")
+    config = MixtralConfig(
+        hidden_size=6, intermediate_size=10, num_local_experts=count,
+        num_experts_per_tok=few, hidden_act="silu",
+    )  # fmt: skip
+    theirs = MixtralSparseMoeBlock(config)
+    both = [ours.router.weight, *(e.w_1.weight for e in ours.experts)]
+    with torch.no_grad():
+        for expert in ours.experts:
+            for linear in (expert.w_1, expert.w_2, expert.w_3):
+                linear.bias.zero_()  # Mixtral has none
+        theirs.gate.weight.copy_(ours.router.weight)
+        for i, expert in enumerate(ours.experts):
+            up = torch.cat([expert.w_1.weight, expert.w_3.weight])
+            theirs.experts.gate_up_proj[i] = up
+            theirs.experts.down_proj[i] = expert.w_2.weight
+    x = torch.randn(2, 7, 6, requires_grad=True)
+    found, wanted = ours(x), theirs(x)
+    wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    grad = torch.randn_like(found)
+    mine = torch.autograd.grad(found, [x, *both], grad)
+    named = [x, theirs.gate.weight, theirs.experts.gate_up_proj]
+    others = torch.autograd.grad(wanted, named, grad)
+    for a, b in zip(mine[:2], others[:2], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.stack(mine[2:]), others[2][:, :10], atol=1e-5, rtol=1e-5
+    )
+
+
+def test_tokens_do_not_see_each_others_experts():
+    torch.manual_seed(0)
+    mixture, x = MixtureOfExperts(6, 10, 5), torch.randn(3, 4, 6)
+    alone = torch.stack([mixture(row[None, None])[0, 0] for row in x.flatten(0, 1)])
+    torch.testing.assert_close(mixture(x).flatten(0, 1), alone)
+    shares = mixture.shares(x)
+    assert ((shares > 0).sum(-1) == 2).all()
+    torch.testing.assert_close(shares.sum(-1), torch.ones(3, 4))
+
+
+def test_a_model_with_experts_learns_and_counts_its_parameters():
+    model = model_of("LLaMA", num_experts=3, num_kv_heads=2)
+    rows = ids_of(4, 6)
+    losses = _fit(model, lambda: _next_token_loss(model, rows), 40, lr=2e-2)
+    assert losses[-1] < 0.5 * losses[0]
+    routers = [n for n, p in model.named_parameters() if "router" in n]
+    assert len(routers) == SIZES["num_layers"]
+    assert model.config.num_parameters() == sum(p.numel() for p in model.parameters())
 
 
 # --- BERT's masks ---------------------------------------------------------------------
@@ -576,7 +740,7 @@ def test_the_example_of_the_t5_paper():
     st.integers(0, 10**6),
 )
 def test_spans_are_cut_and_filled(length, share, mean, seed):
-    spans = random_spans(length, share, mean, random.Random(seed))
+    spans = _random_spans(length, share, mean, random.Random(seed))
     out = sum(end - start for start, end in spans)
     assert out == min(max(1, round(share * length)), length - 1)
     assert all(0 <= a < b <= length for a, b in spans)
@@ -591,12 +755,12 @@ def test_spans_are_cut_and_filled(length, share, mean, seed):
 def test_spans_fall_everywhere():
     rng, hits = random.Random(0), torch.zeros(10)
     for _ in range(2000):
-        for start, end in random_spans(10, 0.2, 2, rng):
+        for start, end in _random_spans(10, 0.2, 2, rng):
             hits[start:end] += 1
     assert hits.min() > 100  # each place is cut out now and then, both ends too
     for wrong in ((1, 0.15, 3), (9, 0.0, 3), (9, 1.0, 3), (9, 0.15, 0.5)):
         with pytest.raises(ValueError, match="length="):
-            random_spans(*wrong, rng)
+            _random_spans(*wrong, rng)
 
 
 # --- training small -------------------------------------------------------------------
@@ -609,7 +773,7 @@ def test_groups_of_one_size(shared):
 
 
 def test_counting_pairs_by_hand():
-    one, two = count_pairs([[2, 4, 5, 3], [2, 4, 4, 3]], 7)
+    one, two = _count_pairs([[2, 4, 5, 3], [2, 4, 4, 3]], 7)
     assert one.sum().item() == pytest.approx(1) and two.shape == (7, 7)
     torch.testing.assert_close(two.sum(-1), torch.ones(7))
     assert one[4] == one.max() and one[6] > 0  # seen most, and never seen
@@ -620,14 +784,14 @@ def test_counting_pairs_by_hand():
 
 def test_batches_hold_each_row_once_a_round():
     rows = [[2, i, *([5] * (i % 4)), 3] for i in range(4, 24)]
-    batches = row_batches(rows, 5, seed=1)
+    batches = _row_batches(rows, 5, seed=1)
     seen = [row[1] for _ in range(4) for row in next(batches).tolist()]
     assert sorted(seen) == list(range(4, 24))
     widths = [next(batches).shape[1] for _ in range(4)]
     assert sorted(widths) == [3, 4, 5, 6]  # rows of like length together
     for wrong in (([], 5), (rows, 0)):  # without rows it would look for ever
         with pytest.raises(ValueError, match="one of each or more"):
-            next(row_batches(*wrong))
+            next(_row_batches(*wrong))
 
 
 def test_sentences_without_a_mirror(monkeypatch, tmp_path):
@@ -636,21 +800,21 @@ def test_sentences_without_a_mirror(monkeypatch, tmp_path):
 
         raise CorpusUnavailable("no network here")
 
-    import transformer_lib.family as family
+    import transformer_lib.pretraining as pretraining
     from transformer_lib.corpora import load_corpus
 
     def only_grammar(name, split="train"):
         return load_corpus(name, split) if "grammar" in name else unreachable()
 
-    monkeypatch.setattr(family, "load_corpus", only_grammar)
-    name, train, held = short_sentences(30, 60, 50)
+    monkeypatch.setattr(pretraining, "load_corpus", only_grammar)
+    name, train, held = _short_sentences(30, 60, 50)
     assert name == "grammar-en-de" and len(train) > 500 and len(held) == 50
     assert not set(train) & set(held) and max(map(len, train + held)) <= 60
     words = {word for text in train + held for word in re.findall(r"[\w']+", text)}
     assert len(words) <= 60
-    _, everything, _ = short_sentences(60, None)
+    _, everything, _ = _short_sentences(60, None)
     assert len(everything) > len(train)
-    assert small_tokenizer(everything).vocab_size == 400
+    assert _small_tokenizer(everything).vocab_size == 400
 
 
 @pytest.mark.parametrize("member", ["GPT", "BERT", "LLaMA"])
@@ -667,27 +831,27 @@ def test_every_member_learns_a_row_by_heart(member):
             return F.cross_entropy(logits[:, ::3].flatten(0, 1), ids[:, ::3].flatten())
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
-    losses = fit(model, loss, 60, lr=2e-2)
+    losses = _fit(model, loss, 60, lr=2e-2)
     assert len(losses) == 60 and losses[0] > 2 and losses[-1] < 0.5
     assert not model.training
 
 
 def test_a_training_that_runs_out_of_time_ends_with_a_rate_of_zero(monkeypatch):
     """A clock that says one second an update: ten updates fit into ten seconds."""
-    import transformer_lib.family as family
+    import transformer_lib.pretraining as pretraining
 
     clock, rates = iter(range(1000)), []
-    monkeypatch.setattr(family.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pretraining.time, "monotonic", lambda: next(clock))
     weight = torch.nn.Linear(1, 1)
     step = torch.optim.Adam.step
     monkeypatch.setattr(
         torch.optim.Adam, "step",
         lambda self: (rates.append(self.param_groups[0]["lr"]), step(self))[1],
     )  # fmt: skip
-    losses = fit(weight, lambda: weight(torch.ones(1)).square().sum(), 200, 1.0, 10.0)
+    losses = _fit(weight, lambda: weight(torch.ones(1)).square().sum(), 200, 1.0, 10.0)
     assert len(losses) == len(rates) == 10  # at 20, 40, ... 200 of 200 steps
     assert rates[0] > 0.9 and rates == sorted(rates, reverse=True) and rates[-1] < 0.01
-    assert len(fit(weight, lambda: weight(torch.ones(1)).sum(), 25)) == 25
+    assert len(_fit(weight, lambda: weight(torch.ones(1)).sum(), 25)) == 25
 
 
 # --- exercises ------------------------------------------------------------------------

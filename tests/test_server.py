@@ -95,7 +95,7 @@ def test_a_server_goes_on(served):
 
 def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
     """One leaves before the answer, one sends less than was said: the thread ends."""
-    monkeypatch.setattr(server_module.TranslationHandler, "timeout", 0.2)
+    monkeypatch.setattr(server_module._TranslationHandler, "timeout", 0.2)
     asked, gone = threading.Event(), threading.Event()
 
     def translate(lines, tell):

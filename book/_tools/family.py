@@ -18,23 +18,20 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from transformer_lib.family import (
-    MEMBERS,
-    FamilyConfig,
-    ImageClassifier,
-    build_model,
-    fit,
-    next_token_loss,
-    short_sentences,
-    small_tokenizer,
+from transformer_lib.family import MEMBERS, FamilyConfig, ImageClassifier, build_model
+from transformer_lib.pretraining import (
+    _fit,
+    _next_token_loss,
+    _short_sentences,
+    _small_tokenizer,
 )
 from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.training import environment_record, write_json
 
 OUT = Path(__file__).parents[2] / "transformer_lib/evidence/family-small.json"
 SMALL = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 128, "dropout": 0.0}
-CORPUS, TEXTS, HELD = short_sentences()
-TOKENIZER = small_tokenizer(TEXTS)
+CORPUS, TEXTS, HELD = _short_sentences()
+TOKENIZER = _small_tokenizer(TEXTS)
 V = TOKENIZER.vocab_size
 
 
@@ -55,9 +52,9 @@ def by_place(positions: str, seed: int, short: int = 32, long: int = 128) -> dic
 
     def loss() -> Tensor:
         at = torch.randint(len(text) - short - 1, (16, 1))
-        return next_token_loss(model, text[at + starts])
+        return _next_token_loss(model, text[at + starts])
 
-    fit(model, loss, 400)
+    _fit(model, loss, 400)
     held = torch.tensor([i for row in HELD_ROWS for i in row[1:]])
     pieces = held[: len(held) // (long + 1) * (long + 1)].view(-1, long + 1)
     with torch.inference_mode():
@@ -82,7 +79,7 @@ def digits(seed: int) -> dict:
         chosen = torch.randint(len(x), (64,))
         return F.cross_entropy(model(x[chosen]), y[chosen])
 
-    fit(model, loss, 500, lr=3e-3)
+    _fit(model, loss, 500, lr=3e-3)
     with torch.inference_mode():
         wrong = int((model(test).argmax(-1) != truth).sum())
     missed = int((linear.predict(parts[1]) != parts[3]).sum())
