@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .decoder import Decoder, DecoderLayer, causal_mask, padding_mask
-from .decoding import Cache, filter_logits
+from .decoding import _Cache, filter_logits
 from .encoder import Encoder, EncoderLayer, FeedForward
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .positions import LearnedPositions, frequencies
@@ -508,7 +508,7 @@ class StackSteps:
         if not model.config.causal:
             raise ValueError("a cache needs causal=True in the model's config.")
         self.model, self.length = model, 0
-        self.caches = [Cache() for _ in model.encoder.layers]
+        self.caches = [_Cache() for _ in model.encoder.layers]
 
     def read(self, ids: Tensor) -> Tensor:
         """The next tokens of each row, int64 (B, T) unpadded, to logits (B, T, V)."""
