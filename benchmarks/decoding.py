@@ -36,14 +36,15 @@ from kept import keep, out_file
 from peers import interval
 
 from transformer_lib.batches import pad
+from transformer_lib.checkpoints import write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.ctranslate2_export import _ctranslate2_spec
 from transformer_lib.decoding import CachedSteps, beam_search, search
 from transformer_lib.export import _piece_names
 from transformer_lib.int8 import to_int8
 from transformer_lib.marian import to_marian
+from transformer_lib.runs import environment_record, load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
-from transformer_lib.training import environment_record, load_pretrained, write_json
 from transformer_lib.transformer import Transformer, TransformerConfig, evaluating
 from transformer_lib.translator import Translator
 

@@ -20,7 +20,7 @@ from kept import keep, out_file
 
 from transformer_lib.corpora import Corpus, load_corpus
 from transformer_lib.evaluation import evaluate, tokenized_bleu
-from transformer_lib.training import environment_record
+from transformer_lib.runs import environment_record
 from transformer_lib.translator import Translator
 
 

@@ -63,6 +63,7 @@ from training import (
     prepared,
 )
 
+from transformer_lib import trainer
 from transformer_lib import training as library
 from transformer_lib.batches import (
     load_prepared,
@@ -71,11 +72,13 @@ from transformer_lib.batches import (
     plan_batches,
     plan_packed,
 )
+from transformer_lib.checkpoints import write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.objective import build_optimizer
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD, UNK
-from transformer_lib.training import environment_record, write_json
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 
 ROOT = Path(__file__).parents[1]
@@ -151,7 +154,7 @@ class Ours(Peer):
         """The same batches, by the loop of train: made ahead, used, reported."""
         made = ready.data["settings"]
         data = {k: made[k] for k in ("vocab_size", "kind", "max_length", "max_words")}
-        recipe = library.Recipe(
+        recipe = Recipe(
             "peers", ready.data["corpus"], model=SIZES[asked.size] | {
                 "dropout": DROPOUT}, max_tokens=asked.max_tokens, epsilon=EPSILON,
             precision=self.precision, packed=self.width,
@@ -159,7 +162,7 @@ class Ours(Peer):
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as run_dir:
             run = Path(run_dir)
-            self.trainer = library.set_up(recipe, run, asked.data, "cpu", 0, 1)
+            self.trainer = trainer._set_up(recipe, run, asked.data, "cpu", 0, 1)
         self.model, self.shared = self.trainer.model.train(), self.trainer.shared
         self.optimizer = self.trainer.optimizer
         super().begin(ready, plan, asked)
@@ -168,7 +171,7 @@ class Ours(Peer):
     def timed(self, places):
         start, busy = time.perf_counter(), time.process_time()
         for place, batches in itertools.islice(self.coming, len(places)):
-            library.one_update(self.trainer, place, batches)
+            trainer._one_update(self.trainer, place, batches)
         spent = time.perf_counter() - start, time.process_time() - busy
         assert self.trainer.at.batch == places.stop  # equal batches
         assert place[0].indices == list(self.plan[places[-1]])
@@ -339,7 +342,7 @@ def contend(asked) -> None:
     peer.begin(ready, plan, asked)
     with contextlib.ExitStack() as stack:
         if isinstance(peer, Ours):
-            ahead = library.groups(peer.trainer), peer.trainer.recipe.prefetch
+            ahead = trainer._groups(peer.trainer), peer.trainer.recipe.prefetch
             peer.coming = stack.enter_context(library.made_ahead(*ahead))
         for line in sys.stdin:
             places = range(int(line) * asked.updates, (int(line) + 1) * asked.updates)
@@ -600,7 +603,7 @@ def decode(folder: Path, asked) -> dict:
     from sacrebleu.metrics import BLEU
 
     from transformer_lib.export import export
-    from transformer_lib.training import load_pretrained
+    from transformer_lib.runs import load_pretrained
 
     model, tokenizer, about = load_pretrained("tatoeba-en-de")
     folders = export(model, tokenizer, folder, about)

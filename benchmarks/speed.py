@@ -18,8 +18,8 @@ import torch
 from kept import keep, out_file
 from training import SIZES, pairs_of, prepared
 
+from transformer_lib.runs import environment_record
 from transformer_lib.speed import LADDER, climb, matmul_ceiling
-from transformer_lib.training import environment_record
 from transformer_lib.transformer import TransformerConfig
 
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -32,8 +32,9 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.marian import marian_config
 from transformer_lib.objective import build_optimizer
+from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import PAD
-from transformer_lib.training import environment_record, update
+from transformer_lib.training import update
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 SIZES = {

@@ -26,8 +26,8 @@ from kept import keep, out_file
 from transformer_lib.batches import prepare, sample_pairs
 from transformer_lib.corpora import stream_corpus
 from transformer_lib.grammar import grammar_split
+from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import Tokenizer
-from transformer_lib.training import environment_record
 from transformer_lib.wmt import clean_wmt, miniature, open_tar_member
 
 

@@ -3,7 +3,7 @@
 from transformer_lib.corpora import load_corpus
 from transformer_lib.ctranslate2_export import CTranslate2Model, export_ctranslate2
 from transformer_lib.downloads import CorpusUnavailable
-from transformer_lib.training import load_pretrained
+from transformer_lib.runs import load_pretrained
 from transformer_lib.translator import Translator
 
 

@@ -51,8 +51,9 @@ from transformer_lib.exercises.ablations import (
     check_ranks,
 )
 from transformer_lib.files import claimed
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import load_run
 from transformer_lib.tokenizer import BOS, EOS
-from transformer_lib.training import Recipe, load_run
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Table 3 as printed: N, d_model, d_ff, h, d_k, d_v, P_drop, smoothing, steps,

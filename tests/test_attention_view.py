@@ -18,7 +18,7 @@ from transformer_lib.looking_inside import (
     by_words,
     look,
 )
-from transformer_lib.training import load_pretrained
+from transformer_lib.runs import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 VOCABULARY = 30

@@ -21,7 +21,9 @@ from transformer_lib import command_line as cli
 from transformer_lib.batches import load_prepared
 from transformer_lib.command_line import main, settings_asked
 from transformer_lib.corpora import load_corpus
-from transformer_lib.training import Recipe, check_prepared, load_run
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import load_run
+from transformer_lib.trainer import _check_prepared
 from transformer_lib.trees import read_trees
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,7 +102,7 @@ def test_a_recipe_is_made_fit_for_what_was_prepared(at):
     assert Recipe.load("table3-small").max_words
     asked = argparse.Namespace(recipe="table3-small", data=at / "data", set=[])
     recipe = cli.recipe_asked(asked)
-    check_prepared(recipe, load_prepared(at / "data"), at / "data")
+    _check_prepared(recipe, load_prepared(at / "data"), at / "data")
     assert recipe.max_words is None and recipe.vocab_size == 500
 
 
@@ -184,8 +186,8 @@ def test_what_is_written_to_keeps_its_kind_and_its_permissions(at, option, tmp_p
 DATA = ["--data", "data"]
 EARLY = {  # command, where it writes -> the rest of what is asked, and the work
     ("prepare", "--out"): (["--corpus", "grammar-en-de"], "batches.Tokenizer.train"),
-    ("train", "--run"): (["small", *DATA, *TINY], "training.load_prepared"),
-    ("average", "--out"): (["run"], "training.average_checkpoints"),
+    ("train", "--run"): (["small", *DATA, *TINY], "trainer.load_prepared"),
+    ("average", "--out"): (["run"], "checkpoints.average_checkpoints"),
     ("translate", "--output"): (["run", "one.en"], "translator.Translator.stream"),
     ("evaluate", "--json"): (
         ["run", "--test", "one.en", "one.en"],
@@ -193,7 +195,7 @@ EARLY = {  # command, where it writes -> the rest of what is asked, and the work
     ),
     ("ablate", "--out"): (["small", *DATA, *TINY], "ablations.ablate"),
     ("ablate", "--record"): (["small", *DATA, *TINY, "--out", "x"], "ablations.ablate"),
-    ("export", "--out"): (["run"], "training.load_pretrained"),
+    ("export", "--out"): (["run"], "runs.load_pretrained"),
 }
 
 

@@ -39,8 +39,8 @@ from transformer_lib.exercises.decoding import (
     check_temperature,
 )
 from transformer_lib.figures.decoding import beam_figure, trace_beam
+from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
-from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 VOCABULARY = 30

@@ -29,8 +29,10 @@ from transformer_lib import (
 from transformer_lib.batches import Batch, make_batch, pack, pad, tokenize_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.figures import decoding as decoding_figures
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import load_pretrained, load_run, save_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
-from transformer_lib.training import Recipe, load_pretrained, load_run, train
+from transformer_lib.trainer import train
 from transformer_lib.transformer import Transformer, TransformerConfig, default_device
 from transformer_lib.translator import Translator
 
@@ -353,7 +355,7 @@ def test_one_default_for_all_that_load_and_train(tmp_path, monkeypatch):
         translator = Translator.from_pretrained("tatoeba-en-de")
         assert translator.model.device.type == device
         assert translator(["Thank you."], beam_size=1) == ["Danke."]
-        training.save_pretrained(run, tmp_path / "kept")
+        save_pretrained(run, tmp_path / "kept")
     again = load_pretrained(tmp_path / "kept", "cpu")[0]
     wanted = load_run(tmp_path / "run", "cpu").model
     for a, b in zip(again.parameters(), wanted.parameters(), strict=True):
@@ -398,7 +400,7 @@ def test_exports_are_made_on_the_cpu_and_leave_the_model(words):
 
 # Where a cell says "cpu", and why the default device does not belong there.
 SAID = {
-    "12_training": "the same bit for bit only where sums have one order",
+    "13_runs": "the same bit for bit only where sums have one order",
     "21_speed": "names of records: speed-cpu and speed-cuda",
     "22_export": "what is exported computes on the CPU, and so does its twin",
     "18_command_line": "the example of a newcomer, with the flag shown",
@@ -437,7 +439,7 @@ def test_library_functions_do_not_default_to_the_cpu(path):
     cells = [cell for cell in code_of(path) if cell.startswith("#| export")]
     found = [m for cell in cells for m in re.findall(r"device:[^=\n]*= \"cpu\"", cell)]
     # What a record notes, a sum of one number, a 16-bit type; another program's.
-    allowed = {"12_training": 3, "22_export": 1}
+    allowed = {"12_training": 2, "13_runs": 1, "22_export": 1}
     assert len(found) <= allowed.get(path.stem, 0), found
 
 

@@ -55,8 +55,8 @@ from transformer_lib.onnx_export import (
     _tokenizer_data,
     export_onnx,
 )
+from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
-from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import Translator
 

@@ -23,7 +23,7 @@ from transformer_lib.figures.transformer import plot_transformer
 from transformer_lib.looking_inside import look
 from transformer_lib.multihead import MultiHeadAttention
 from transformer_lib.positions import sinusoidal_positions
-from transformer_lib.training import load_pretrained
+from transformer_lib.runs import load_pretrained
 
 # --- the heat map ---------------------------------------------------------------------
 

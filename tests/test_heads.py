@@ -36,8 +36,8 @@ from transformer_lib.looking_inside import (
     look,
     watching,
 )
+from transformer_lib.runs import find_pretrained, load_pretrained, read_evidence
 from transformer_lib.tokenizer import BOS, EOS
-from transformer_lib.training import find_pretrained, load_pretrained, read_evidence
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 VOCABULARY = 30

@@ -37,8 +37,8 @@ from transformer_lib.looking_inside import (
     watching,
     word_groups,
 )
+from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
-from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 
 VOCABULARY = 30

@@ -31,8 +31,8 @@ from transformer_lib.ctranslate2_export import CTranslate2Model, export_ctransla
 from transformer_lib.decoding import beam_search, force_score, greedy_decode
 from transformer_lib.grammar import grammar_split
 from transformer_lib.marian import to_marian
+from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
-from transformer_lib.training import load_pretrained
 from transformer_lib.transformer import TransformerConfig, torch_twin
 
 PAIRS = [

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformer_lib import parsing
 from transformer_lib.exercises.parsing import check_close, check_f1, check_spans
 from transformer_lib.parsing import _prepare_trees, evaluate_parser, parse, train_parser
+from transformer_lib.recipes import Recipe
 from transformer_lib.tokenizer import UNK
-from transformer_lib.training import Recipe
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.tree_tokens import (
     _brackets_of_slots,

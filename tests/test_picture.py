@@ -5,7 +5,7 @@ import re
 import torch
 from built import HTML, Page, documents, need_the_book
 
-from transformer_lib.training import load_pretrained
+from transformer_lib.runs import load_pretrained
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 need_the_book()

@@ -17,7 +17,8 @@ import pytest
 
 from transformer_lib.ablations import ROWS
 from transformer_lib.corpora import load_corpus
-from transformer_lib.training import Recipe, train
+from transformer_lib.recipes import Recipe
+from transformer_lib.trainer import train
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "book" / "_tools" / "queue_runs.py"

@@ -1,4 +1,4 @@
-"""Chapter 12: nothing is lost when a machine dies, and processes share a run."""
+"""Chapter 13: nothing is lost when a machine dies, and processes share a run."""
 
 import json
 import os
@@ -13,16 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_lib import training
+from transformer_lib import trainer
 from transformer_lib.batches import prepare
+from transformer_lib.checkpoints import DamagedFile, load_tensors
 from transformer_lib.grammar import grammar_split
-from transformer_lib.training import (
-    DamagedFile,
-    Recipe,
-    load_run,
-    load_tensors,
-    train,
-)
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import load_run
+from transformer_lib.trainer import train
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {
@@ -94,7 +91,9 @@ def assert_same_run(one, two):
 
 KILLING = """
 import json, os, random, signal, sys, time
-from transformer_lib.training import Recipe, load_tensors, train
+from transformer_lib.checkpoints import load_tensors
+from transformer_lib.recipes import Recipe
+from transformer_lib.trainer import train
 
 settings, data, folder, kills = json.loads(sys.argv[1])
 recipe = Recipe(**settings)
@@ -258,7 +257,9 @@ def test_damaged_token_pairs_are_named_and_the_run_is_kept(
 FULL_DISK = """
 import json, os, sys
 from pathlib import Path
-from transformer_lib.training import Recipe, load_run, train
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import load_run
+from transformer_lib.trainer import train
 
 long, short, data, folder = json.loads(sys.argv[1])
 run = Path(folder) / "run"
@@ -312,14 +313,15 @@ def test_full_disk(corpus, data_dir, whole, tmp_path):
 
 SHARED = """
 import json, os, sys
-from transformer_lib import training
+from transformer_lib import trainer
+from transformer_lib.recipes import Recipe
 
 settings, data, folder = json.loads(sys.argv[1])
-recipe = training.Recipe(**settings)
-run = training.train(recipe, f"{folder}/shared", data, "cpu", show=False)
+recipe = Recipe(**settings)
+run = trainer.train(recipe, f"{folder}/shared", data, "cpu", show=False)
 assert run.progress.step == recipe.max_steps
 print("through")
-real, calls = training.update, []
+real, calls = trainer.update, []
 
 
 def failing(*args):
@@ -329,8 +331,8 @@ def failing(*args):
     return real(*args)
 
 
-training.update = failing
-training.train(recipe, f"{folder}/fails", data, "cpu", show=False)
+trainer.update = failing
+trainer.train(recipe, f"{folder}/fails", data, "cpu", show=False)
 """
 
 
@@ -369,4 +371,4 @@ def test_two_processes_are_one_with_accumulation(corpus, data_dir, tmp_path):
 def test_processes_that_cannot_share_the_batches_are_told(corpus, data_dir, tmp_path):
     recipe = recipe_of(corpus, accumulate=3)
     with pytest.raises(ValueError, match="accumulate=3: 2 processes.*multiple of 2"):
-        training.set_up(recipe, tmp_path, data_dir, "cpu", 0, 2)
+        trainer._set_up(recipe, tmp_path, data_dir, "cpu", 0, 2)

@@ -10,10 +10,12 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from transformer_lib import ablations, training
+from transformer_lib import ablations, recipes, runs
 from transformer_lib.ablations import ablate_side_by_side
 from transformer_lib.batches import prepare
-from transformer_lib.training import Recipe, load_run, train
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import load_run
+from transformer_lib.trainer import train
 from transformer_lib.transformer import by_scale, seconds_allowed
 
 matplotlib.use("Agg")
@@ -114,7 +116,7 @@ def test_how_to_read_tells_of_the_scale_and_of_colab():
             for cell in cells_of(path.stem)
         )
         assert not scaled or path.stem == "00_why" or first <= path.stem[:2] <= last
-    start = "".join(cell["source"] for cell in cells_of("12_training")[:6])
+    start = "".join(cell["source"] for cell in cells_of("13_runs")[:6])
     assert "drive.mount" in start and "TRANSFORMER_LIB_RUNS" in start
 
 
@@ -181,17 +183,18 @@ def names_of(module, **more) -> dict:
     )
 
 
-def test_chapter_11_at_full_begins_from_nothing_and_goes_on(full, monkeypatch):
+def test_chapter_13_at_full_begins_from_nothing_and_goes_on(full, monkeypatch):
     import shutil
 
-    names = names_of(training, shutil=shutil, CorpusUnavailable=ValueError)
+    names = names_of(runs, shutil=shutil, CorpusUnavailable=ValueError)
+    names |= {"train": train, "recipe_for_here": recipes.recipe_for_here}
     run_cells("12_training", names, "short_run = train(")
     first = names["short_run"].progress.step
     assert full == ["tatoeba-en-de-large"] and first >= 1
     precision = names["short_run"].recipe.precision
-    assert precision == training.native_precision("cpu")[0]
-    monkeypatch.setattr(training, "native_precision", lambda device: ("float16", ""))
-    names["native_precision"] = training.native_precision  # another machine
+    assert precision == recipes.native_precision("cpu")[0]
+    monkeypatch.setattr(recipes, "native_precision", lambda device: ("float16", ""))
+    names["native_precision"] = recipes.native_precision  # another machine
     run_cells("12_training", names, "short_run = train(")
     assert names["short_run"].progress.step > first
     assert names["short_run"].recipe.precision == precision
@@ -204,27 +207,27 @@ def test_the_recipe_of_full_runs_from_nothing():
     assert not recipe.start_from and recipe.max_words is None
 
 
-def test_chapter_15_at_full_goes_on_with_the_papers_recipe(full, tmp_path, capsys):
+def test_chapter_24_at_full_goes_on_with_the_papers_recipe(full, tmp_path, capsys):
     from transformer_lib import wmt
 
     folder = tmp_path / "runs" / "wmt14-en-de" / "data"
     recipe = tiny()
     prepare("grammar-en-de", folder, recipe.vocab_size, max_length=recipe.max_length)
     names = names_of(wmt, Recipe=Recipe, train=train, math=math)
-    names["runs_folder"] = training.runs_folder
-    names["recipe_for_here"] = training.recipe_for_here
+    names["runs_folder"] = runs.runs_folder
+    names["recipe_for_here"] = recipes.recipe_for_here
     for _ in range(2):
         run_cells("24_wmt", names, "def an_hour_of_the_paper")
     one, two = re.findall(r"^update (\d+) of 100,000", capsys.readouterr().out, re.M)
     assert full == ["wmt14-en-de-base"] and int(two) > int(one) >= 1
 
 
-def test_chapter_16_at_full_runs_rows_side_by_side(full, monkeypatch, capsys):
+def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, capsys):
     monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "2")
     short = tiny(max_steps=4, validate_every=2, warmup=4)
     monkeypatch.setattr(Recipe, "load", lambda name: short)
     rows = ("base", "pre-norm")
-    found = names_of(ablations, runs_folder=training.runs_folder)
+    found = names_of(ablations, runs_folder=runs.runs_folder)
     found["ablate_side_by_side"] = lambda base, out, **rest: ablate_side_by_side(
         base, out, 2, rows=rows, sentences=2, device="cpu", **rest
     )
@@ -265,12 +268,12 @@ def test_an_error_in_a_row_is_told(tmp_path):
         ablate_side_by_side(other, out, 1, rows=("base",), device="cpu", sentences=2)
 
 
-def test_chapter_17_at_full_trains_the_parser(full, monkeypatch, capsys):
+def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, capsys):
     from transformer_lib import parsing
 
     chosen = tiny(corpus="toy+chunks", vocab_size=400, max_length=60, max_steps=9_000)
     monkeypatch.setattr(Recipe, "load", lambda name: chosen)
-    names = names_of(parsing, runs_folder=training.runs_folder)
+    names = names_of(parsing, runs_folder=runs.runs_folder)
     names["load_trees"] = lambda name, split: parsing.load_trees("toy", split)
     names["show_scores"] = lambda scores: print(sorted(scores))
     names["evaluate_parser"] = lambda model, tokenizer, trees, longest: (

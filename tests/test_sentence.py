@@ -10,7 +10,7 @@ from built import ROOT
 from torch.nn.functional import scaled_dot_product_attention
 
 from transformer_lib import hello
-from transformer_lib.training import find_pretrained, load_pretrained, read_evidence
+from transformer_lib.runs import find_pretrained, load_pretrained, read_evidence
 
 sys.path.append(str(ROOT / "book" / "_tools"))
 import sentence as tool  # noqa: E402

@@ -11,7 +11,7 @@ from transformer_lib.figures.hello import (
     sides_of,
 )
 from transformer_lib.looking_inside import Attention, by_words
-from transformer_lib.training import read_evidence
+from transformer_lib.runs import read_evidence
 
 MARKS = [(".line", "stroke")]
 THICKEST = """svg => [...svg.querySelectorAll(".line")].map(line => [

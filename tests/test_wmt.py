@@ -36,7 +36,8 @@ from transformer_lib.exercises.wmt import (
 )
 from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import label_smoothed_cross_entropy
-from transformer_lib.training import Recipe, read_evidence
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import read_evidence
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import Translator
 

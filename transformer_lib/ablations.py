@@ -31,17 +31,15 @@ from transformer_lib.batches import (
     tokenize_pairs,
     within,
 )
+from .checkpoints import write_json
 from .corpora import load_corpus
 from .evaluation import perplexity, sacre_bleu
 from .files import claimed
 from .multihead import head_widths
-from transformer_lib.training import (
-    Recipe,
-    load_run,
-    train,
-    validation_loss,
-    write_json,
-)
+from .recipes import Recipe
+from .runs import load_run
+from .trainer import train
+from .training import validation_loss
 from .transformer import TransformerConfig
 from .translator import Translator
 

@@ -115,7 +115,7 @@ def recipe_asked(asked: argparse.Namespace):
         ValueError: If a setting cannot be.
     """
     from transformer_lib.batches import load_prepared
-    from transformer_lib.training import Recipe
+    from transformer_lib.recipes import Recipe
 
     changes = settings_asked(asked.set)
     recipe = Recipe.load(asked.recipe)
@@ -136,7 +136,7 @@ def recipe_asked(asked: argparse.Namespace):
 # %% ../notebooks/18_command_line.ipynb #080f9022
 def run_train(asked: argparse.Namespace) -> None:
     """Train a recipe, or go on with a run that was interrupted."""
-    from transformer_lib.training import train
+    from transformer_lib.trainer import train
 
     recipe = recipe_asked(asked)
     run = train(
@@ -152,15 +152,14 @@ def run_train(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #033fd683
 def run_average(asked: argparse.Namespace) -> None:
     """Average the last checkpoints of a run into a folder of their own."""
-    from transformer_lib.files import ensure_writable
-    from transformer_lib.training import (
+    from transformer_lib.checkpoints import (
         average_checkpoints,
         checkpoint_files,
-        load_run,
         load_weights,
-        save_pretrained,
         step_of,
     )
+    from transformer_lib.files import ensure_writable
+    from transformer_lib.runs import load_run, save_pretrained
 
     out = asked.out or asked.run / "averaged"
     ensure_writable(out, folder=True)
@@ -229,7 +228,7 @@ def run_translate(asked: argparse.Namespace) -> None:
 def run_parse(asked: argparse.Namespace) -> None:
     """Parse lines of files or of standard input: for each a tree in brackets."""
     from transformer_lib.parsing import parse
-    from transformer_lib.training import load_pretrained
+    from transformer_lib.runs import load_pretrained
 
     model, tokenizer, _ = load_pretrained(asked.model, asked.device)
     for line in lines_of(asked.files):
@@ -253,7 +252,7 @@ def run_evaluate(asked: argparse.Namespace) -> None:
     )
     print(report(record))
     if asked.json:
-        from transformer_lib.training import write_json
+        from transformer_lib.checkpoints import write_json
 
         write_json(asked.json, record)
 
@@ -273,8 +272,8 @@ def report(record: dict) -> str:
 def run_ablate(asked: argparse.Namespace) -> None:
     """Run rows of the paper's Table 3, and print them beside the paper's."""
     from transformer_lib.ablations import ROWS, ablate, table, table_text
+    from transformer_lib.checkpoints import write_json
     from transformer_lib.files import ensure_writable
-    from transformer_lib.training import write_json
 
     ensure_writable(asked.out, folder=True)
     if asked.record:
@@ -292,7 +291,7 @@ def run_export(asked: argparse.Namespace) -> None:
     """Write a model for other programs, and prove that each says the same."""
     from transformer_lib.export import EXPORTS, export, prove
     from transformer_lib.files import ensure_writable
-    from transformer_lib.training import load_pretrained
+    from transformer_lib.runs import load_pretrained
 
     ensure_writable(asked.out, folder=True)
     kinds = asked.to or EXPORTS

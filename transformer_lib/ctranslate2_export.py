@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from .batches import whole_folder
+from .checkpoints import check_manifest, write_manifest
 from .decoding import _NEVER_SAID, Hypothesis, _check_search
 from transformer_lib.export import (
     _check_export,
@@ -27,7 +28,6 @@ from transformer_lib.export import (
 )
 from .positions import LearnedPositions
 from .tokenizer import BOS, Tokenizer
-from .training import check_manifest, write_manifest
 from .transformer import Transformer
 from .translator import trained_length, translate_lines
 

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from .attention import fused_attention, scaled_dot_product_attention
 from .batches import Batch, TokenPairs, flatten, make_batch, pad
+from .checkpoints import average_checkpoints, save_tensors
 from .corpora import read_lines
 from .decoder import causal_mask, padding_mask
 from transformer_lib.decoding import (
@@ -48,7 +49,7 @@ from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .objective import label_smoothed_cross_entropy, noam_lr
 from .positions import sinusoidal_positions
 from .tokenizer import BOS, EOS, PAD, train_bpe
-from .training import add_gradients, average_checkpoints, save_tensors
+from .training import add_gradients
 from .transformer import Transformer, TransformerConfig
 
 # %% ../notebooks/30_errata.ipynb #a36d273c
@@ -613,7 +614,7 @@ def mean_of_files(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     "averaged twice",
     "facebookresearch/fairseq#647 facebookresearch/fairseq#732 "
     "facebookresearch/fairseq#743 facebookresearch/fairseq#747",
-    "12_training", running_sum, mean_of_files,
+    "13_runs", running_sum, mean_of_files,
 )
 def check_average(average: Callable) -> None:
     """Two names of one tensor, twice: 1 and 3 have the mean 2 under both names."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .batches import pad
+from .checkpoints import write_json
 from .corpora import load_corpus
 from .evaluation import sacre_bleu
 from .grammar import VERBS, Clause, verb_clause
@@ -30,8 +31,8 @@ from transformer_lib.looking_inside import (
     watching,
     word_groups,
 )
+from .runs import environment_record, find_pretrained
 from .tokenizer import BOS, EOS, PAD, Tokenizer
-from .training import environment_record, find_pretrained, write_json
 from .transformer import Transformer, evaluating
 from .translator import Translator
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .batches import whole_folder
+from .checkpoints import check_manifest, write_json, write_manifest
 from .decoding import _NEVER_SAID
 from transformer_lib.export import (
     _check_export,
@@ -28,7 +29,6 @@ from transformer_lib.export import (
 )
 from .multihead import MultiHeadAttention
 from .tokenizer import BOS, EOS, PAD, Tokenizer
-from .training import check_manifest, write_json, write_manifest
 from .transformer import Transformer, TransformerConfig, default_device
 
 # %% ../notebooks/22_export.ipynb #fc5cc88a

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from .batches import whole_folder
+from .checkpoints import write_json
 from .decoding import _NEVER_SAID, Hypothesis, output_limits, search
 from .export import _check_export, _check_threads, _on_cpu, _quietly
 from .files import whole_file
 from .positions import LearnedPositions, frequencies
 from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
-from .training import write_json
 from .transformer import Transformer, evaluating
 from .translator import trained_length
 

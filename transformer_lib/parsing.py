@@ -28,8 +28,10 @@ from transformer_lib.decoding import (
     search,
 )
 from .files import whole_file
+from .recipes import Recipe
+from .runs import Run
 from .tokenizer import BOS, EOS, MARK, UNK, Tokenizer
-from .training import Recipe, Run, train
+from .trainer import train
 from .transformer import Transformer, evaluating
 from transformer_lib.tree_tokens import (
     _CLOSING,

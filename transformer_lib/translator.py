@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .decoding import Hypothesis, decode_rows
+from .runs import load_pretrained
 from .tokenizer import EOS, UNK, Tokenizer
-from .training import load_pretrained
 from .transformer import Transformer
 
 # %% ../notebooks/17_translator.ipynb #03273e7a

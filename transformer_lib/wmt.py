@@ -27,6 +27,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .batches import Prepared, pieces_of, prepare
+from .checkpoints import write_json
 from .corpora import MAX_LINE, CleaningReport, clean, load_corpus
 from transformer_lib.downloads import (
     DAMAGE,
@@ -38,7 +39,7 @@ from transformer_lib.downloads import (
 )
 from .figures.frame import InteractiveFigure
 from .files import whole_file
-from .training import read_evidence, write_json
+from .runs import read_evidence
 from .transformer import TransformerConfig
 
 # %% ../notebooks/24_wmt.ipynb #983b3a86

@@ -68,13 +68,13 @@ def facts() -> dict:
         decoding,
         evaluation,
         objective,
-        training,
+        runs,
         transformer,
         translator,
     )
 
     config = transformer.TransformerConfig.base(VOCABULARY)
-    small, tokenizer, _ = training.load_pretrained("tatoeba-en-de")
+    small, tokenizer, _ = runs.load_pretrained("tatoeba-en-de")
     beam = defaults(decoding.beam_search)
     beam_size, alpha = beam["beam_size"], beam["alpha"]
     with torch.no_grad():
@@ -345,7 +345,7 @@ class WholeModel(SphinxDirective):
     """The picture, and room beside it that is seen on paper only."""
 
     def run(self):
-        for name in ("transformer", "training", "decoding", "evaluation", "objective",
+        for name in ("transformer", "runs", "decoding", "evaluation", "objective",
                      "translator"):  # fmt: skip
             self.env.note_dependency(f"{self.env.srcdir}/transformer_lib/{name}.py")
         self.env.note_dependency(__file__)

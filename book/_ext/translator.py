@@ -56,7 +56,7 @@ def export_model(static: Path) -> str:
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from transformer_lib.onnx_export import export_onnx
-    from transformer_lib.training import load_pretrained
+    from transformer_lib.runs import load_pretrained
 
     note.unlink(missing_ok=True)
     model, tokenizer, about = load_pretrained(MODEL)

@@ -24,17 +24,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from transformer_lib.batches import Batch, Prepared, batches, make_batch, plan_batches
+from transformer_lib.checkpoints import write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
 from transformer_lib.marian import marian_config
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD
-from transformer_lib.training import (
-    Recipe,
-    data_record,
-    environment_record,
-    ready_data,
-    write_json,
-)
+from transformer_lib.trainer import _data_record, _ready_data
 from transformer_lib.transformer import TransformerConfig
 
 
@@ -107,7 +104,7 @@ def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
     from transformers import MarianMTModel
 
     run_dir.mkdir(parents=True, exist_ok=True)
-    ready = ready_data(recipe, run_dir)
+    ready = _ready_data(recipe, run_dir)
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
     model = MarianMTModel(marian_config(config)).to(device).train()
@@ -169,7 +166,7 @@ def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
         "recipe": asdict(recipe),
         "model": f"transformers {transformers.__version__}, MarianMTModel",
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "data": data_record(ready),
+        "data": _data_record(ready),
         "environment": environment_record(device),
         "tokens": at["tokens"],
         "seconds": round(at["seconds"]),

@@ -16,20 +16,13 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
+from transformer_lib.checkpoints import step_files, write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import ensure_writable
-from transformer_lib.training import (
-    Recipe,
-    Run,
-    load_run,
-    pair_key,
-    runs_folder,
-    save_pretrained,
-    step_files,
-    train,
-    write_json,
-)
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import Run, load_run, pair_key, runs_folder, save_pretrained
+from transformer_lib.trainer import train
 from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator
 

@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
+from transformer_lib.checkpoints import write_json
 from transformer_lib.family import MEMBERS, FamilyConfig, ImageClassifier, build_model
 from transformer_lib.pretraining import (
     _fit,
@@ -25,8 +26,8 @@ from transformer_lib.pretraining import (
     _short_sentences,
     _small_tokenizer,
 )
+from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS
-from transformer_lib.training import environment_record, write_json
 
 OUT = Path(__file__).parents[2] / "transformer_lib/evidence/family-small.json"
 SMALL = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 128, "dropout": 0.0}

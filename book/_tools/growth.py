@@ -12,16 +12,15 @@ from pathlib import Path
 import torch
 from evidence import translator
 
-from transformer_lib.corpora import load_corpus
-from transformer_lib.evaluation import sacre_bleu
-from transformer_lib.training import (
+from transformer_lib.checkpoints import (
     average_checkpoints,
-    environment_record,
-    load_run,
     load_weights,
     step_files,
     write_json,
 )
+from transformer_lib.corpora import load_corpus
+from transformer_lib.evaluation import sacre_bleu
+from transformer_lib.runs import environment_record, load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 

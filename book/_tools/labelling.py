@@ -16,15 +16,9 @@ from pathlib import Path
 import torch
 
 from transformer_lib.batches import batches
-from transformer_lib.labelling import Labeller, LabelTask, label_loss, parse_by_labels
-from transformer_lib.objective import build_optimizer, noam_lr
-from transformer_lib.parsing import score_parses
-from transformer_lib.training import (
-    PRECISIONS,
+from transformer_lib.checkpoints import (
     Progress,
-    Recipe,
     average_checkpoints,
-    environment_record,
     keep_step,
     load_checkpoint,
     load_weights,
@@ -33,6 +27,12 @@ from transformer_lib.training import (
     step_of,
     write_json,
 )
+from transformer_lib.labelling import Labeller, LabelTask, label_loss, parse_by_labels
+from transformer_lib.objective import build_optimizer, noam_lr
+from transformer_lib.parsing import score_parses
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import environment_record
+from transformer_lib.training import PRECISIONS
 from transformer_lib.transformer import default_device
 from transformer_lib.tree_tokens import train_tree_tokenizer
 from transformer_lib.treebanks import load_trees

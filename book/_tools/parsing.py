@@ -20,14 +20,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from transformer_lib.batches import read_data
+from transformer_lib.checkpoints import write_json
 from transformer_lib.parsing import parse, score_parses, train_parser
-from transformer_lib.training import (
-    Recipe,
-    load_run,
-    save_pretrained,
-    train,
-    write_json,
-)
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import load_run, save_pretrained
+from transformer_lib.trainer import train
 from transformer_lib.transformer import default_device
 from transformer_lib.treebanks import load_trees
 from transformer_lib.trees import bracket_score

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_lib.batches import pad
+from transformer_lib.checkpoints import write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.family import MEMBERS, FamilyConfig, build_model
 from transformer_lib.files import whole_file
@@ -36,8 +37,8 @@ from transformer_lib.pretraining import (
     _span_loss,
     mask_tokens,
 )
+from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
-from transformer_lib.training import environment_record, write_json
 
 SIZE = {"d_model": 128, "num_heads": 4, "num_layers": 3, "d_ff": 512, "dropout": 0.1}
 CHANGES = {

@@ -51,8 +51,8 @@ TIMEOUT = 900  # seconds a cell may take
 
 # Chapters that load what another chapter's run leaves behind.
 AFTER = {
-    "14_decoding": ["12_training"],
-    "15_evaluation": ["12_training"],
+    "14_decoding": ["13_runs"],
+    "15_evaluation": ["13_runs"],
 }
 
 _lock = threading.Lock()

@@ -21,12 +21,8 @@ from torch import Tensor
 
 from transformer_lib.decoding import beam_search
 from transformer_lib.looking_inside import attention_weights, merge_words, word_groups
+from transformer_lib.runs import environment_record, find_pretrained, load_pretrained
 from transformer_lib.tokenizer import BOS, EOS
-from transformer_lib.training import (
-    environment_record,
-    find_pretrained,
-    load_pretrained,
-)
 
 OUT = Path(__file__).resolve().parents[2] / "transformer_lib/evidence/sentence.json"
 MODEL = "tatoeba-en-de"

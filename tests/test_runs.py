@@ -1,0 +1,333 @@
+"""Chapter 13: the folder of a run, models to give away, evidence, mistakes."""
+
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import small_runs
+import torch
+from small_runs import FEW, tiny
+
+from transformer_lib import checkpoints, files, runs, trainer
+from transformer_lib.checkpoints import Progress
+from transformer_lib.corpora import Corpus
+from transformer_lib.exercises.runs import check_average, check_best_step
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import load_run
+
+# Fixtures that more than one file uses.
+data_dir = small_runs.data_dir
+train = small_runs.train
+
+
+def test_finished_run_is_loaded_not_repeated(train, tmp_path, monkeypatch):
+    first = train(tiny(), tmp_path)
+    monkeypatch.setattr(trainer, "update", lambda *args: pytest.fail("trained again"))
+    again = train(tiny(), tmp_path)
+    assert again.history == first.history
+    ids = torch.tensor([[5, 6, 3]])
+    assert torch.equal(first.model(ids, ids), load_run(tmp_path).model(ids, ids))
+    assert load_run(tmp_path).data["sha256"] == first.data["sha256"]
+
+
+def test_nothing_half_written(train, tmp_path):
+    train(tiny(), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "recipe.json", "about.json", "tokenizer.model", "manifest.json",
+        "best.safetensors", "last.safetensors", "last.previous.safetensors",
+        "step-000002.safetensors", "step-000004.safetensors", "step-000006.safetensors",
+    }  # fmt: skip
+
+
+def test_folder_of_another_recipe_is_refused(train, tmp_path):
+    train(tiny(), tmp_path)
+    with pytest.raises(ValueError, match=r"another recipe \(it differs in \['seed'\]"):
+        train(tiny(seed=1), tmp_path)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_pretrained_folder(train, tmp_path, half):
+    run = train(tiny(), tmp_path / "run")
+    folder = runs.save_pretrained(run, tmp_path / "given", half=half)
+    names = {"weights.safetensors", "tokenizer.model", "recipe.json", "about.json"}
+    assert {path.name for path in folder.iterdir()} == names | {"manifest.json"}
+    model, tokenizer, about = runs.load_pretrained(folder)
+    assert about["weights"] == run.record and about["recipe"]["name"] == "grammar"
+    for p, q in zip(model.parameters(), run.model.parameters(), strict=True):
+        wanted = q.half().float() if half else q
+        assert p.dtype == torch.float32 and torch.equal(p, wanted)
+    assert tokenizer.encode("the dog") == run.tokenizer.encode("the dog")
+    assert runs.load_pretrained(tmp_path / "run")[2]["weights"] == run.record
+
+
+def test_shipped_model_loads():
+    model, tokenizer, about = runs.load_pretrained("tatoeba-en-de")
+    assert not model.training and tokenizer.vocab_size == model.config.vocab_size
+    assert about["recipe"]["corpus"] == "tatoeba-en-de"
+    with pytest.raises(ValueError, match="no model 'klingon'.*tatoeba-en-de"):
+        runs.load_pretrained("klingon")
+
+
+def test_files_of_a_run_have_the_mode_that_others_have(train, tmp_path):
+    before = os.umask(0o022)
+    try:
+        train(tiny(), tmp_path / "run")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
+    assert len(files) > 7
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o644}
+
+
+def content(folder):
+    """Name and bytes of each file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_train_leaves_a_folder_of_others_alone(train, tmp_path, data_dir):
+    """Also one that looks a little like a run: a model, prepared text."""
+    mine, model, text = (tmp_path / name for name in ("mine", "model", "text"))
+    mine.mkdir()
+    for name in "notes.txt.part", "x.new", "step-000001.safetensors":
+        (mine / name).write_text("mine")
+    runs.save_pretrained(train(tiny(max_steps=1), tmp_path / "run"), model)
+    shutil.copytree(data_dir, text)
+    for folder in mine, model, text:
+        before = content(folder)
+        with pytest.raises(ValueError, match="is not empty and holds no run"):
+            train(tiny(), folder)
+        assert content(folder) == before
+    with pytest.raises(ValueError, match="is a file: give a folder"):
+        train(tiny(), mine / "x.new")
+    with pytest.raises(ValueError, match="run_dir is empty"):
+        train(tiny(), "")
+
+
+def test_train_clears_away_its_own_leftovers_only(train, tmp_path):
+    train(tiny(max_steps=2), tmp_path)
+    own = "last.safetensors.0123abcd.part", "recipe.json.00000000.part"
+    others = "last.safetensors.part", "notes.part", "step-000001.safetensors"
+    for name in own + others:
+        (tmp_path / name).write_text("half")
+    train(tiny(max_steps=6, keep_last=1), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert not names & set(own) and names >= set(others)
+    assert {path.name for path in checkpoints.step_files(tmp_path)} == {
+        "step-000001.safetensors", "step-000006.safetensors"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [({"vocab_size": 100}, "vocab_size=100"), ({"corpus": "no.tsv"}, "no.tsv"),
+     ({"max_length": 1}, "no pair is left"), ({"start_from": "klingon"}, "klingon")],
+)  # fmt: skip
+def test_a_try_that_is_refused_claims_no_folder(data_dir, tmp_path, changes, said):
+    corpus = json.loads((data_dir / "data.json").read_text("utf-8"))["corpus"]
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        trainer.train(tiny(**{"corpus": corpus} | changes), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    fine = tiny(corpus=corpus, max_steps=1)
+    assert trainer.train(fine, tmp_path / "run", show=False).progress.step == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks on folders")
+def test_two_trains_in_one_folder(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), 2); input()"
+    ask = [sys.executable, "-c", code + "; print()", tmp_path / "run"]
+    with subprocess.Popen(ask, stdin=subprocess.PIPE) as other:
+        said = ""
+        while not said:  # until the other process holds it
+            (tmp_path / "run" / "notes").write_text("mine")  # without it: not empty
+            with pytest.raises(ValueError) as error:
+                train(tiny(max_steps=1), tmp_path / "run")
+            said = str(error.value) * ("another process trains in" in str(error.value))
+        other.communicate(b"\n")
+    (tmp_path / "run" / "notes").unlink()
+    assert train(tiny(max_steps=1), tmp_path / "run").progress.step == 1
+
+
+@pytest.fixture(scope="module")
+def given(data_dir, tmp_path_factory):
+    """A model of few bytes, and the run that it is from."""
+    folder = tmp_path_factory.mktemp("given")
+    run = trainer.train(tiny(), folder / "run", data_dir, show=False)
+    runs.save_pretrained(run, folder / "model")
+    return folder
+
+
+@pytest.mark.parametrize("place", ["model", "run"])
+@pytest.mark.parametrize("name", [*runs.RUN_FILES, "manifest.json"])
+def test_a_bit_of_any_file_of_a_model_or_run_is_noticed(given, place, name):
+    path = given / place / name
+    whole = path.read_bytes()
+    rng = random.Random(name)
+    try:
+        for _ in range(20):
+            harmed, bit = bytearray(whole), rng.randrange(len(whole) * 8)
+            harmed[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(harmed)
+            with pytest.raises(checkpoints.DamagedFile, match=str(given / place)):
+                runs.load_pretrained(given / place, "cpu")
+            if place == "run":
+                with pytest.raises(checkpoints.DamagedFile):
+                    trainer.train(tiny(max_steps=8), given / "run", show=False)
+        path.unlink()
+        if (place, name) != ("run", "manifest.json"):
+            with pytest.raises(ValueError, match=f"{name}|no model"):
+                runs.load_pretrained(given / place, "cpu")
+    finally:
+        path.write_bytes(whole)
+    runs.load_pretrained(given / place, "cpu")
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_model_is_replaced_whole_or_not_at_all(given, tmp_path, monkeypatch, moment):
+    """The disk is full at one of its five files."""
+    shutil.copytree(given / "model", tmp_path / "model")
+    before, calls = content(tmp_path / "model"), []
+
+    def full(file, *rest):
+        calls.append(file)
+        if len(calls) > moment:
+            raise OSError(28, "No space left on device")
+
+    run = load_run(given / "run", weights="last")
+    monkeypatch.setattr(files, "finish_file", full)
+    monkeypatch.setattr(checkpoints, "finish_file", lambda file: None)
+    with pytest.raises(OSError, match="model could not be written .No space left"):
+        runs.save_pretrained(run, tmp_path / "model")
+    assert content(tmp_path) == {f"model/{name}": b for name, b in before.items()}
+    monkeypatch.undo()
+    runs.save_pretrained(run, tmp_path / "model")
+    assert runs.load_pretrained(tmp_path / "model")[2]["weights"]["step"] == 6
+
+
+def test_a_model_is_not_written_over_something_else(given, tmp_path):
+    run = load_run(given / "run")
+    (tmp_path / "notes.txt").write_text("mine")
+    for folder, said in (tmp_path, "notes.txt"), (given / "run", "best.safetensors"):
+        before = content(folder)
+        with pytest.raises(ValueError, match=f"else than a model .{said}"):
+            runs.save_pretrained(run, folder)
+        assert content(folder) == before
+    with torch.no_grad():
+        run.model.decoder.layers[0].feed_forward.w_1.bias[0] = 1e6
+    with pytest.raises(ValueError, match="too large for 16 bits; with half=False"):
+        runs.save_pretrained(run, tmp_path / "large")
+    runs.save_pretrained(run, tmp_path / "large", half=False)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "3", '"x"', "null", "{", "[" * 9999, '{"data": 3}', "{}"]
+)
+def test_json_of_another_shape_is_named(given, tmp_path, content):
+    for name in "recipe.json", "about.json":
+        shutil.copytree(given / "run", tmp_path / name)
+        (tmp_path / name / "manifest.json").unlink()
+        (tmp_path / name / name).write_text(content)
+        with pytest.raises(ValueError, match=f"{name}/{name}"):
+            load_run(tmp_path / name)
+
+
+def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
+    tensors, record = checkpoints.load_tensors(given / "run" / "best.safetensors")
+    name = next(iter(tensors))
+    tensors[name][0] = math.nan
+    checkpoints.save_tensors(tmp_path / "nan.safetensors", tensors, record)
+    with pytest.raises(ValueError, match=f"{name} holds weights that are not finite"):
+        load_run(given / "run", weights=tmp_path / "nan.safetensors")
+
+
+def test_every_shipped_model_names_its_own_hashes():
+    folders = (Path(runs.__file__).parent / "pretrained").iterdir()
+    for folder in folders:
+        checkpoints.check_manifest(folder, runs.MODEL_FILES)
+
+
+def test_read_evidence_says_what_is_missing():
+    known = "there are attention-heads, benchmarks/decoding, .*tatoeba-en-de-start"
+    with pytest.raises(ValueError, match=f"no record 'nothing-of-that-name': {known}"):
+        runs.read_evidence("nothing-of-that-name")
+
+
+def test_recorded_outputs_are_matched_by_hash():
+    pairs = FEW["valid"]
+    outputs = {runs.pair_key(pair): str(i) for i, pair in enumerate(pairs)}
+    record = {"recipe": {"corpus": "x"}, "outputs": {"gone": "?"} | outputs}
+    with pytest.MonkeyPatch.context() as patch:
+        found = Corpus("x", "test", pairs[::-1], licence="ours", origin="a test")
+        patch.setattr(runs, "load_corpus", lambda name, split: found)
+        got = runs.recorded_outputs(record)
+    assert got == [(*pair, str(i)) for i, pair in enumerate(pairs)]
+
+
+def test_environment_record_is_complete():
+    record = runs.environment_record()
+    assert record["versions"]["torch"] == torch.__version__
+    assert {"hardware", "python", "commit", "date"} <= record.keys()
+    assert asdict(Progress())["step"] == 0
+
+
+def last_step(history):
+    return history[-1]["step"]
+
+
+def latest_best(history):
+    return min(reversed(history), key=lambda record: record["valid_loss"])["step"]
+
+
+def total(checkpoints):
+    return {k: sum(c[k] for c in checkpoints) for k in checkpoints[0]}
+
+
+def in_place(checkpoints):
+    for name, tensor in checkpoints[0].items():
+        for other in checkpoints[1:]:
+            tensor += other[name]
+        tensor /= len(checkpoints)
+    return checkpoints[0]
+
+
+def in_half(checkpoints):
+    return {
+        k: sum(c[k] for c in checkpoints) / len(checkpoints) for k in checkpoints[0]
+    }
+
+
+def test_the_shipped_model_is_that_of_the_record():
+    shipped = Path(runs.__file__).parent / "pretrained" / "tatoeba-en-de"
+    assert sum(path.stat().st_size for path in shipped.iterdir()) < 20e6
+    record = runs.read_evidence("tatoeba-en-de")
+    recipe = json.loads((shipped / "recipe.json").read_text("utf-8"))
+    wanted = Recipe.load("tatoeba-en-de")
+    assert Recipe.of(recipe) == Recipe.of(record["recipe"]) == wanted
+    start = Recipe.load("tatoeba-en-de-start")
+    began = runs.read_evidence("tatoeba-en-de-start")["recipe"]
+    assert Recipe.of(began) == start
+    assert record["scores"]["sacreBLEU"]["value"] > 23
+
+
+@pytest.mark.parametrize(
+    "check, wrong, telling",
+    [
+        (check_best_step, last_step, "lowest training loss"),
+        (check_best_step, latest_best, "keep the earlier"),
+        (check_average, total, "the sum"),
+        (check_average, in_place, "in place"),
+        (check_average, in_half, "overflowed"),
+    ],
+)
+def test_mistakes_are_named(check, wrong, telling):
+    verdict = check(wrong)
+    assert not verdict.passed
+    assert telling in verdict.message

@@ -1,0 +1,238 @@
+"""Chapter 13: runs that resume, their batches, their memory."""
+
+import gc
+import json
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+import small_runs
+import torch
+from small_runs import FEW, SMALL, tiny
+
+from transformer_lib import runs, trainer, training
+from transformer_lib.batches import TokenPairs, load_prepared
+from transformer_lib.checkpoints import Progress
+from transformer_lib.training import Update, fit
+from transformer_lib.transformer import (
+    Transformer,
+    TransformerConfig,
+    default_device,
+)
+
+# Fixtures that more than one file uses.
+data_dir = small_runs.data_dir
+model = small_runs.model
+train = small_runs.train
+
+
+def test_nan_names_step_and_batch(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "update", lambda *args: Update(math.nan, 9, 1.0, 0))
+    with pytest.raises(FloatingPointError, match=r"update 1 \(epoch 0, batch 1, pairs"):
+        train(tiny(), tmp_path)
+
+
+def test_same_recipe_same_losses(train, tmp_path):
+    one = train(tiny(), tmp_path / "one")
+    two = train(tiny(), tmp_path / "two")
+    for a, b in zip(one.history, two.history, strict=True):
+        assert a["train_loss"] == b["train_loss"]
+        assert a["valid_loss"] == b["valid_loss"]
+    assert [h["step"] for h in one.history] == [2, 4, 6]
+
+
+def test_fit_is_train_without_its_machinery(train, data_dir, tmp_path):
+    """The same losses, dropout and all: the plain loop and a run of the recipe."""
+    recipe, ready = tiny(validate_every=1), load_prepared(data_dir)
+    history = train(recipe, tmp_path).history
+    torch.manual_seed(recipe.seed)
+    model = Transformer(TransformerConfig(recipe.vocab_size, **recipe.model))
+    model.to(default_device())
+    losses = fit(model, ready.train, recipe.max_steps, recipe.max_tokens,
+                 recipe.warmup, recipe.factor, recipe.epsilon, recipe.seed)  # fmt: skip
+    assert [row["train_loss"] for row in history] == pytest.approx(losses, abs=1e-5)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 5])
+def test_resumed_run_is_bit_equal(train, tmp_path, monkeypatch, stop):
+    """Dropout on, accumulation on, stopped anywhere: the same weights to the bit."""
+    recipe = tiny(accumulate=2)
+    whole = train(recipe, tmp_path / "whole")
+    real, calls = trainer.update, []
+
+    def cut(*args):
+        calls.append(1)
+        if len(calls) > stop:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "update", cut)
+        train(recipe, tmp_path / "cut")
+    resumed = train(recipe, tmp_path / "cut")
+    losses = [[h["train_loss"] for h in run.history] for run in (whole, resumed)]
+    assert losses[0] == losses[1]
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_max_seconds_stops_and_run_goes_on(train, tmp_path):
+    assert train(tiny(), tmp_path, max_seconds=0.0).progress.step == 1
+    assert train(tiny(), tmp_path).progress.step == 6
+
+
+def test_run_prepares_its_own_data_from_a_users_files(data_dir, tmp_path):
+    """Without data_dir: into the run's folder, with the run's own vocabulary."""
+    corpus = json.loads((data_dir / "data.json").read_text())["corpus"]
+    run = trainer.train(tiny(corpus=corpus, max_steps=2), tmp_path, show=False)
+    assert (tmp_path / "data" / "data.json").exists()
+    assert run.data["train_pairs"] == len(FEW["train"])
+    again = trainer.train(tiny(corpus=corpus, max_steps=4), tmp_path, show=False)
+    assert again.progress.step == 4
+
+
+def test_data_of_other_settings_are_refused(train, tmp_path):
+    with pytest.raises(ValueError, match="prepared with vocab_size=340; recipe"):
+        train(tiny(vocab_size=350), tmp_path)
+
+
+def test_float16_halves_the_scale_until_the_gradient_fits(train, tmp_path, monkeypatch):
+    """A scale that overflows: no step is made by it, and it is counted."""
+    real, calls = trainer.update, []
+
+    def watched(model, *rest):
+        before = [p.clone() for p in model.parameters()]
+        done = real(model, *rest)
+        same = all(map(torch.equal, before, model.parameters()))
+        calls.append((rest[-1], done.finite, same))
+        return done
+
+    monkeypatch.setattr(trainer, "update", watched)
+    start = {"scale": 2.0**40}
+    monkeypatch.setattr(trainer, "Progress", lambda **at: Progress(**start | at))
+    run = train(tiny(precision="float16"), tmp_path)
+    tried = [finite for _, finite, _ in calls]
+    skipped = tried.count(False)
+    assert skipped > 3 and tried == [False] * skipped + [True] * 6
+    assert all(finite != same for _, finite, same in calls)
+    assert [scale for scale, *_ in calls[: skipped + 1]] == [
+        2.0 ** (40 - i) for i in range(skipped + 1)
+    ]
+    assert run.progress.skipped == skipped and run.progress.steady == 6
+    assert run.progress.scale == calls[-1][0]
+
+
+def test_the_scale_doubles_after_2000_good_updates():
+    at = Progress(scale=8.0)
+    for _ in range(1999):
+        trainer._adjust_scale(at, True)
+    assert (at.scale, at.steady) == (8.0, 1999)
+    trainer._adjust_scale(at, True)
+    assert (at.scale, at.steady) == (16.0, 0)
+    trainer._adjust_scale(at, False)
+    assert (at.scale, at.steady, at.skipped) == (8.0, 0, 1)
+
+
+def test_float16_that_never_fits_names_the_batch(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "update", lambda *args: Update(1.0, 9, math.inf))
+    with pytest.raises(FloatingPointError, match="the gradient is not a finite number"):
+        train(tiny(precision="float16"), tmp_path)
+
+
+def test_batches_made_ahead_are_the_same_in_the_same_order(train, tmp_path):
+    recipes = (tiny(prefetch=n, max_steps=12) for n in (0, 3))
+    one, two = (train(recipe, tmp_path / str(recipe.prefetch)) for recipe in recipes)
+    for a, b in zip(one.history, two.history, strict=True):
+        for name in "train_loss", "valid_loss", "epoch", "tokens":
+            assert a[name] == b[name]
+    assert (one.progress.epoch, one.progress.batch) == (
+        two.progress.epoch, two.progress.batch)  # fmt: skip
+
+
+def test_dropout_begins_late(train, tmp_path):
+    """Equal to a run without dropout up to there, and another one from there on."""
+    without = train(tiny(model=SMALL | {"dropout": 0.0}), tmp_path / "without")
+    late = train(tiny(dropout_after=4), tmp_path / "late")
+    losses = [[h["train_loss"] for h in run.history] for run in (without, late)]
+    assert losses[0][:2] == losses[1][:2]
+    assert losses[0][2] != losses[1][2]
+
+
+def test_what_diverged_says_what_works(train, tmp_path, monkeypatch):
+    """A corrected recipe is taken where no checkpoint is; else another folder is."""
+    real = training.update
+    monkeypatch.setattr(trainer, "update", lambda *_: Update(math.nan, 9, 1.0, 0))
+    with pytest.raises(FloatingPointError, match="another folder, with a lower factor"):
+        train(tiny(), tmp_path / "run")
+    monkeypatch.setattr(trainer, "update", real)
+    train(tiny(factor=0.5, max_steps=2), tmp_path / "run")
+    with pytest.raises(ValueError, match="another recipe.*factor.*another folder"):
+        train(tiny(factor=0.4), tmp_path / "run")
+
+
+def test_a_run_can_start_from_a_trained_one(train, data_dir, tmp_path):
+    first = train(tiny(), tmp_path / "first")
+    runs.save_pretrained(first, tmp_path / "given", half=False)
+    recipe = tiny(start_from=str(tmp_path / "given"), max_steps=1, factor=1e-9)
+    second = train(recipe, tmp_path / "second")
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+    assert second.history[0]["valid_loss"] == pytest.approx(
+        min(row["valid_loss"] for row in first.history), abs=1e-4
+    )
+    with pytest.raises(ValueError, match="another vocabulary"):
+        train(tiny(start_from="tatoeba-en-de"), tmp_path / "third")
+    spec = json.loads((data_dir / "data.json").read_text("utf-8"))["corpus"]
+    alone = tiny(start_from=str(tmp_path / "given"), max_steps=2, corpus=spec)
+    run = trainer.train(alone, tmp_path / "fourth", show=False)
+    assert run.tokenizer.model == first.tokenizer.model
+
+
+def test_joined_lines_are_read_in_training_and_not_in_validation(train, tmp_path):
+    plain, joined = (
+        train(tiny(joined=share, max_steps=2), tmp_path / str(share))
+        for share in (0.0, 2.0)
+    )
+    assert plain.history[0]["valid_loss"] == pytest.approx(
+        joined.history[0]["valid_loss"], abs=0.5
+    )
+    assert plain.history[0]["train_loss"] != joined.history[0]["train_loss"]
+
+
+def test_a_run_holds_a_few_bytes_of_each_pair():
+    """The order of an epoch, while it is made and after: whatever the text's size."""
+    count, held = 200_000, {}
+    rng, sides = np.random.default_rng(0), []
+    for _ in "st":
+        offsets = np.concatenate([[0], np.cumsum(rng.integers(3, 30, count))])
+        sides += [np.zeros(offsets[-1], np.uint16), offsets]
+    pairs = TokenPairs(*sides)
+    for packed in (0, 64):
+        recipe = tiny(packed=packed, max_tokens=1000)
+        tracemalloc.start()
+        found = trainer._places(pairs, recipe, Progress())
+        first = next(found)
+        held[packed] = [size / count for size in tracemalloc.get_traced_memory()]
+        tracemalloc.stop()
+        assert len(first.indices) > 10
+    for now, most in held.values():
+        assert now < 24 and most < 100, held
+
+
+def test_memory_does_not_grow_with_the_length_of_a_run(train, tmp_path, monkeypatch):
+    """Live tensors, and what Python holds, at one validation and 60 updates later."""
+    real, seen = trainer._validate_and_save, []
+
+    def counted(*given):
+        real(*given)
+        gc.collect()
+        live = sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
+        seen.append((live, tracemalloc.get_traced_memory()[0]))
+
+    monkeypatch.setattr(trainer, "_validate_and_save", counted)
+    tracemalloc.start()
+    train(tiny(max_steps=180, validate_every=15), tmp_path)
+    tracemalloc.stop()
+    (tensors, before), *_, (later, after) = seen[-5:]
+    assert later <= tensors and after - before < 60 * 500, seen
