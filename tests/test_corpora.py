@@ -43,6 +43,7 @@ from transformer_lib.corpora import (
     stream_pairs,
 )
 from transformer_lib.downloads import CorpusUnavailable
+from transformer_lib.exercises.corpora import check_lines_of, check_split_pairs
 from transformer_lib.grammar import grammar_split
 
 EASY = settings(max_examples=25)
@@ -129,11 +130,11 @@ def test_another_version_is_told(tmp_path, monkeypatch):
         load_corpus("tatoeba-en-de")
     source, pairs = SOURCES["tatoeba-en-de"], load_corpus("tatoeba-en-de").pairs
     pairs += load_corpus("tatoeba-en-de", "valid").pairs
-    known = {corpora.hash_pairs(sorted(pairs)): "of these pairs"}
+    known = {corpora._hash_pairs(sorted(pairs)): "of these pairs"}
     source = replace(source, known=known)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert corpora.version_of(source, b"x", pairs[::-1]) == "of these pairs"
+        assert corpora._version_of(source, b"x", pairs[::-1]) == "of these pairs"
 
 
 @pytest.mark.parametrize("place", ["address", "cache", "mirror"])
@@ -199,7 +200,7 @@ def test_prepared_test_set_and_the_other_order_of_languages(tmp_path, monkeypatc
 
 def test_a_line_separator_inside_a_sentence_shifts_nothing():
     content = "A\u2028b.\tC\x0bd.\nHi.\tHallo!\n"
-    pairs = corpora.read_pairs(content, "x")
+    pairs = corpora._read_pairs(content, "x")
     assert pairs == [("A\u2028b.", "C\x0bd."), ("Hi.", "Hallo!")]
 
 
@@ -686,3 +687,65 @@ def test_newstest_sizes(monkeypatch):
     for other in ("de", "fr"):
         assert len(load_corpus(f"newstest-en-{other}", "valid")) == 3000
         assert len(load_corpus(f"newstest-en-{other}", "test")) == 3003
+
+
+# --- the exercises' checks name the mistakes -----------------------------------------
+
+BOM = b"\xef\xbb\xbf"
+
+
+def rows_of(content, end=b"\r"):
+    rows = content.removeprefix(BOM).split(b"\n")
+    rows = rows[:-1] if rows[-1] == b"" else rows
+    return [row.removesuffix(end).decode() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda c: c.removeprefix(BOM).decode().splitlines(), "splitlines"),
+        (lambda c: rows_of(c, b""), "before a"),
+        (lambda c: [row for row in rows_of(c) if row], "Empty lines are gone"),
+        (lambda c: [row.strip() for row in rows_of(c)], "strip blanks"),
+        (lambda c: [row.encode() for row in rows_of(c)], "bytes"),
+        (lambda c: rows_of(c) + [""] * c.endswith(b"\n"), "empty line after"),
+        (lambda c: rows_of(b"\n" + c)[1:], "byte order mark"),
+        (lambda c: 7, "cut wrongly"),
+    ],
+)
+def test_check_lines_of_names(wrong, said):
+    verdict = check_lines_of(wrong)
+    assert not verdict.passed and said in verdict.message
+
+
+def halves(pairs, held_back):
+    test = [pair for pair in pairs if held_back(pair[0])]
+    rest = [pair for pair in pairs if not held_back(pair[0])]
+    return rest, test, {target for _, target in test}
+
+
+def shared_into_test(pairs, held_back):
+    rest, test, targets = halves(pairs, held_back)
+    train = [pair for pair in rest if pair[1] not in targets]
+    return train, [pair for pair in pairs if pair not in train]
+
+
+def dropped_from_test(pairs, held_back):
+    rest, test, targets = halves(pairs, held_back)
+    train = [pair for pair in rest if pair[1] not in targets]
+    return train, [pair for pair in test if pair[1] not in {t for _, t in rest}]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda pairs, held: halves(pairs, held)[:2], "target of the test occurs"),
+        (lambda pairs, held: halves(pairs, held)[1::-1], "not the two lists"),
+        (shared_into_test, "neither list"),
+        (dropped_from_test, "leave pairs out of the test"),
+        (lambda pairs, held: pairs, "two lists"),
+    ],
+)
+def test_check_split_pairs_names(wrong, said):
+    verdict = check_split_pairs(wrong)
+    assert not verdict.passed and said in verdict.message

@@ -45,7 +45,7 @@ def test_no_network_says_what_to_do(failure, tmp_path, monkeypatch):
     def urlopen(request, timeout=None):
         raise failure
 
-    monkeypatch.setattr(downloads, "open_url", urlopen)
+    monkeypatch.setattr(downloads, "_open_url", urlopen)
     with pytest.raises(CorpusUnavailable) as error:
         load_corpus("tatoeba-en-de")
     for part in ("deu-eng.zip", "TRANSFORMER_LIB_MIRROR", "manythings.org", "put the"):
@@ -61,7 +61,7 @@ def test_network_that_breaks_off_in_the_middle(tmp_path, monkeypatch):
             return super().read(10)
 
     monkeypatch.setattr(
-        downloads, "open_url", lambda request, timeout: Broken(archive())
+        downloads, "_open_url", lambda request, timeout: Broken(archive())
     )
     with pytest.raises(CorpusUnavailable, match="reset by peer"):
         load_corpus("tatoeba-en-de")
@@ -82,9 +82,9 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch):
             raise files.NotWritten(part.path, OSError(28, "No space left on device"))
         whole(part, piece, mode)
 
-    whole = downloads.Part.write
+    whole = downloads._Part.write
     serve(monkeypatch, archive())
-    monkeypatch.setattr(downloads.Part, "write", full)
+    monkeypatch.setattr(downloads._Part, "write", full)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.warns(UserWarning, match="not kept: .*No space"):
         assert everything() == sorted(PAIRS)
@@ -92,7 +92,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_redirect_stays_encrypted():
-    handler, secure = downloads.SafeRedirects(), downloads.urllib.request.Request("https://a/x")
+    handler, secure = downloads._SafeRedirects(), downloads.urllib.request.Request("https://a/x")
     open_one = downloads.urllib.request.Request("http://a/x")
     for request, to in (secure, "https://b/x"), (open_one, "http://b/x"):
         asked = handler.redirect_request(request, None, 302, "Found", {}, to)
@@ -121,7 +121,7 @@ def server(monkeypatch):
     source = downloads.Source("deu-eng.zip", server.url, "CC-BY")
     monkeypatch.setitem(SOURCES, "tatoeba-en-de", source)
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(downloads, "open_url", REAL_OPEN_URL)
+    monkeypatch.setattr(downloads, "_open_url", REAL_OPEN_URL)
     yield server
     server.shutdown()
     server.server_close()
@@ -202,7 +202,7 @@ def test_a_part_file_that_is_none(junk, server, tmp_path):
 
 def test_a_part_that_is_whole_is_not_asked_for_again(server, tmp_path):
     """As a process leaves it that died between the last byte and the renaming."""
-    part = downloads.Part.find(tmp_path / "cache" / PARTS[0], server.url)
+    part = downloads._Part.find(tmp_path / "cache" / PARTS[0], server.url)
     part.path.parent.mkdir()
     part.start({"url": server.url, "validator": '"v1"', "size": len(BIG)})
     part.add(BIG)

@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformer_lib import wmt
 from transformer_lib.corpora import CleaningReport
 from transformer_lib.decoding import beam_search
-from transformer_lib.downloads import CorpusUnavailable, Part, download
+from transformer_lib.downloads import CorpusUnavailable, _download, _Part
 from transformer_lib.exercises.wmt import (
     check_attention_flops,
     check_cost,
@@ -170,7 +170,7 @@ def test_a_later_call_goes_on(server, tmp_path, real):
     server.at_most = 10_000
     (tmp_path / "there").mkdir()
     with pytest.raises(CorpusUnavailable, match="broke off after 10,000 of"):
-        download(archive.source, tmp_path / "there", attempts=1)
+        _download(archive.source, tmp_path / "there", attempts=1)
     left = sorted(p.name for p in (tmp_path / "there").iterdir())
     assert left == [f"{archive.source.filename}.part{end}" for end in ("", ".json")]
     server.at_most = 10**9
@@ -208,7 +208,7 @@ def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
 
 def test_parts_of_two_editions_are_fetched_once_more(server, tmp_path, real):
     archive = served(server, wmt.miniature(real, tmp_path / "in")["commoncrawl"])
-    part = Part.find(tmp_path / f"{archive.source.filename}.part", "x")
+    part = _Part.find(tmp_path / f"{archive.source.filename}.part", "x")
     part.start({"url": archive.source.url, "validator": '"one"', "size": archive.size})
     part.add(b"another edition")
     path = wmt.fetch_archive(archive, tmp_path)

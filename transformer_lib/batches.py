@@ -35,10 +35,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from transformer_lib.corpora import (
-    NAMES,
     CleaningReport,
     load_corpus,
-    origin_of,
     stream_corpus,
     user_files,
 )
@@ -698,8 +696,8 @@ class PairStream:
 
     def __init__(self, corpus, split: str):
         self.corpus, self.split, self.report = corpus, split, None
-        known = isinstance(corpus, str) and corpus in NAMES
-        self.known = load_corpus(corpus, split) if known else None
+        own_files = user_files(corpus)
+        self.known = None if own_files else load_corpus(corpus, split)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         if self.known:
@@ -712,7 +710,7 @@ class PairStream:
         if self.known:
             return {"origin": self.known.origin, "licence": self.known.licence}
         licence = user_files(self.corpus).get("licence", "not stated (own files)")
-        about = {"origin": origin_of(self.report), "licence": licence}
+        about = {"origin": self.report.origin, "licence": licence}
         return about | {"cleaning": str(self.report)}
 
 
@@ -904,8 +902,6 @@ def file_record(path: Path) -> dict:
 
 def input_sizes(corpus) -> dict[str, int]:
     """Name and size of each of a user's files, as far as they are there."""
-    if isinstance(corpus, str) and corpus in NAMES:
-        return {}
     table = user_files(corpus)
     paths = chain.from_iterable(table.get(split) or [] for split in ("train", "valid"))
     paths = [Path(path).expanduser() for path in paths]
