@@ -98,6 +98,11 @@ EQUIVALENT = {
             "UTF-8 is what encode takes by itself"
         ),
     },
+    "9.2": {
+        "return ([pair for pair in pairs if pair[-1] not in targets], test)": (
+            "a pair has two sides"
+        )
+    },
     "10.2": {"row_lengths = [lengths[i] for i in indices]": "NumPy's integers add up"},
     "10.3": {
         "for i in np.argsort(widths):": "pairs of equal length may come in any order",

@@ -16,8 +16,7 @@ from transformer_lib.downloads import (
     CorpusUnavailable,
     Source,
     cache_folder,
-    describe_copy,
-    fetch_to_cache,
+    find_file,
     local_copies,
     unpack,
     warn_of_version,
@@ -95,14 +94,9 @@ def _load_craft(split: str) -> tuple[list[Tree], str]:
     for place, path in local_copies(one_file):
         text = unpack(path.read_bytes(), path.name)
         return list(read_trees(text.split("\n"), path.name)), f"{place}, {path.name}"
-    for place, path in local_copies(_CRAFT):
-        return _craft_archive(path, name, path.name), f"{place}, {path.name}"
-
-    def check(path: Path) -> tuple[list[Tree], str]:
-        trees = _craft_archive(path, name, _CRAFT.url)
-        return trees, f"{_CRAFT.url}, {describe_copy(_CRAFT, path.read_bytes())}"
-
-    return fetch_to_cache(_CRAFT, check)
+    return find_file(
+        _CRAFT, lambda path, called: _craft_archive(path, name, called)
+    )
 
 
 def _craft_archive(path: Path, name: str, called: str) -> list[Tree]:
@@ -124,7 +118,7 @@ def _craft_archive(path: Path, name: str, called: str) -> list[Tree]:
         problem = f"holds no file {error}"
     except (*DAMAGE, UnicodeDecodeError) as error:
         problem = f"is cut short or damaged ({error})"
-    raise CorpusUnavailable(f"{called} {problem}. Delete it and try again.")
+    raise CorpusUnavailable(f"{called} {problem}.")
 
 # %% ../notebooks/26_parsing.ipynb #ae636fd6
 def _load_wsj(split: str, folder: str | Path | None = None) -> tuple[list[Tree], str]:
