@@ -701,7 +701,8 @@ def fetch(source: Source, timeout: float = 10.0) -> tuple[list, str]:
         CorpusUnavailable: If it is in none of the three places, or damaged.
     """
 
-    def read(content: bytes, called: str) -> tuple[list, str]:
+    def read(path: Path, called: str) -> tuple[list, str]:
+        content = path.read_bytes()
         pairs = _source_pairs(source, content, called)
         return pairs, _version_of(source, content, pairs)
 

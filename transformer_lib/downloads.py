@@ -71,7 +71,7 @@ class Source:
 
 # %% ../notebooks/09_corpora.ipynb #f0c81e17
 def find_file(
-    source: Source, read: Callable[[bytes, str], Any], timeout: float = 10.0
+    source: Source, read: Callable[[Path, str], Any], timeout: float = 10.0
 ) -> tuple[Any, str]:
     """Read a file from the cache, from the mirror, or from its address.
 
@@ -79,7 +79,7 @@ def find_file(
 
     Args:
         source: The file.
-        read: Takes its content and what to call it in an error; raises
+        read: Takes the path of a copy and what to call it in an error; raises
             CorpusUnavailable if it is not right.
         timeout: Seconds to wait for the network.
 
@@ -91,14 +91,14 @@ def find_file(
     """
     for place, path in local_copies(source):
         try:
-            return read(path.read_bytes(), str(path)), f"{place}, {path.name}"
+            return read(path, str(path)), f"{place}, {path.name}"
         except OSError as error:
             raise CorpusUnavailable(f"{path} cannot be read ({error}).") from error
         except CorpusUnavailable as error:
             raise CorpusUnavailable(f"{error} Delete it and try again.") from None
 
     def check(path: Path) -> Any:
-        return read(path.read_bytes(), source.url)
+        return read(path, source.url)
 
     return _fetch_to_cache(source, check, timeout), source.url
 
