@@ -137,19 +137,28 @@ print(json.dumps({"killed": killed, "runs": runs, "writing": writing, "s": whole
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_twenty_times(corpus, data_dir, tmp_path):
+@pytest.mark.parametrize(
+    "kills, changes",
+    [(20, {"dropout_after": 10, "accumulate": 2}), (8, {"precision": "float16"})],
+    ids=["float32", "float16"],
+)
+def test_killed_again_and_again(kills, changes, corpus, data_dir, tmp_path):
     """SIGKILL at random moments, dropout on: the same weights to the bit."""
-    settings = asdict(recipe_of(corpus, dropout_after=10, accumulate=2))
-    asked = json.dumps([settings, str(data_dir), str(tmp_path), 20])
+    settings = asdict(recipe_of(corpus, **changes))
+    asked = json.dumps([settings, str(data_dir), str(tmp_path), kills])
     done = subprocess.run(
         [sys.executable, "-c", KILLING, asked],
         env=ENVIRONMENT, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["killed"] == 20
+    assert said["killed"] == kills
     for number in range(1, said["runs"] + 1):
         assert_same_run(tmp_path / "whole", tmp_path / str(number))
+        one, two = (load_tensors(tmp_path / name / "last.safetensors")[1]
+                    for name in ("whole", str(number)))  # fmt: skip
+        for known in ("scale", "steady", "skipped"):
+            assert one[known] == two[known], known
 
 
 def test_float16_goes_on_with_its_scale(corpus, data_dir, tmp_path):
