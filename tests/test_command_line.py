@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from transformer_lib import command_line as cli
 from transformer_lib.batches import load_prepared
-from transformer_lib.command_line import main, settings_asked
+from transformer_lib.command_line import _settings_asked, main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
@@ -101,7 +101,7 @@ def test_a_recipe_is_made_fit_for_what_was_prepared(at):
     """Also where it has a limit in words and the prepared text has none."""
     assert Recipe.load("table3-small").max_words
     asked = argparse.Namespace(recipe="table3-small", data=at / "data", set=[])
-    recipe = cli.recipe_asked(asked)
+    recipe = cli._recipe_asked(asked)
     _check_prepared(recipe, load_prepared(at / "data"), at / "data")
     assert recipe.max_words is None and recipe.vocab_size == 500
 
@@ -220,7 +220,7 @@ def test_an_unwritable_place_is_said_before_the_work(
 
 
 def test_no_place_that_is_written_to_is_left_out():
-    parser, found = cli.build_parser(), set()
+    parser, found = cli._build_parser(), set()
     (commands,) = (a for a in parser._actions if isinstance(a.choices, dict))
     for command, inner in commands.choices.items():
         options = {word for action in inner._actions for word in action.option_strings}
@@ -353,13 +353,13 @@ ASKED = ["--beam-size", "1"], ["--alpha", "0"]
     [*ASKED[0], *ASKED[1], "run", "test.en"], ["run", *ASKED[0], "--", "test.en"],
 ])  # fmt: skip
 def test_files_stand_before_between_or_after_options(words):
-    asked = cli.build_parser().parse_args(["translate", *words])
+    asked = cli._build_parser().parse_args(["translate", *words])
     assert asked.model == "run" and asked.files == [Path("test.en")]
     assert asked.beam_size == 1 and asked.alpha in (0, 0.6)
 
 
 def test_several_files_and_what_is_no_option(capsys):
-    asked = cli.build_parser().parse_args(["parse", "a", "--beam-size", "2", "b"])
+    asked = cli._build_parser().parse_args(["parse", "a", "--beam-size", "2", "b"])
     assert asked.files == [Path("a"), Path("b")]
     for words, telling in ((["--beam", "x", "m"], "invalid int value"),
                            (["m", "--colour", "f"], "unrecognized arguments: --colour"),
@@ -406,14 +406,14 @@ def test_inputs_of_a_shell(at):
 def test_settings_are_read_as_toml_and_reach_inside():
     asked = ["warmup=200", "model.dropout=0.1", "name=mine", "corpus = 'a b'"]
     asked += ["model.norm_first=true"]
-    assert settings_asked(asked) == {
+    assert _settings_asked(asked) == {
         "warmup": 200, "name": "mine", "corpus": "a b",
         "model": {"dropout": 0.1, "norm_first": True},
     }  # fmt: skip
 
 
 def test_doctor_counts_what_is_to_mend(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "CHECKS", {
+    monkeypatch.setattr(cli, "_CHECKS", {
         "good": lambda: (True, "fine"), "taste": lambda: (None, "none here"),
         "bad": lambda: 1 / 0,
     })  # fmt: skip
@@ -428,7 +428,7 @@ def test_doctor_on_this_machine(capsys):
 
 
 def test_every_command_shows_an_example_in_its_help(capsys):
-    for command in cli.COMMANDS:
+    for command in cli._COMMANDS:
         with pytest.raises(SystemExit) as ended:
             main([command, "--help"])
         assert ended.value.code == 0

@@ -16,20 +16,20 @@ from sacrebleu.significance import PairedTest
 
 from transformer_lib.batches import make_batch, tokenize_pairs
 from transformer_lib.evaluation import (
+    _bleu_counts,
+    _bleu_from_counts,
+    _chrf_counts,
+    _chrf_from_counts,
+    _split_at_hyphens,
+    _tokens_13a,
     bleu,
-    bleu_counts,
-    bleu_from_counts,
     bootstrap_interval,
     chrf,
-    chrf_counts,
-    chrf_from_counts,
     paired_bootstrap,
     perplexity,
     sacre_bleu,
     sentence_bleu,
-    split_at_hyphens,
     tokenized_bleu,
-    tokens_13a,
 )
 from transformer_lib.exercises.evaluation import (
     check_brevity,
@@ -38,7 +38,7 @@ from transformer_lib.exercises.evaluation import (
     check_f_score,
     check_resampled,
 )
-from transformer_lib.figures.evaluation import counted_ngrams, ngram_figure
+from transformer_lib.figures.evaluation import _counted_ngrams, ngram_figure
 from transformer_lib.grammar import grammar_split
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -108,14 +108,14 @@ odd_texts = st.lists(st.tuples(texts, texts), min_size=1, max_size=5)
 @settings(max_examples=200)
 @given(odd_corpora, st.sampled_from(["none", "exp"]), st.booleans())
 def test_counts_and_smoothing_are_sacrebleus(corpus, smooth, effective):
-    counts = [bleu_counts(*pair) for pair in corpus]
+    counts = [_bleu_counts(*pair) for pair in corpus]
     metric = sacrebleu.BLEU(
         tokenize="none", smooth_method=smooth, effective_order=effective
     )
     sides = zip(*corpus, strict=True)
     hypotheses, references = ([" ".join(tokens) for tokens in side] for side in sides)
     want = metric.corpus_score(hypotheses, [references]).score
-    got = bleu_from_counts(np.sum(counts, axis=0), smooth, effective)
+    got = _bleu_from_counts(np.sum(counts, axis=0), smooth, effective)
     assert got == pytest.approx(want, abs=1e-9)
 
 
@@ -125,16 +125,16 @@ def test_text_scores_are_sacrebleus(corpus):
     hypotheses, references = map(list, zip(*corpus, strict=True))
     want = sacrebleu.corpus_bleu(hypotheses, [references]).score
     assert sacre_bleu(hypotheses, references).value == want
-    tokens = tokens_13a(hypotheses), tokens_13a(references)
+    tokens = _tokens_13a(hypotheses), _tokens_13a(references)
     assert bleu(*tokens, smooth="exp") == pytest.approx(want, abs=1e-9)
     for got, (hypothesis, reference) in zip(
         sentence_bleu(hypotheses, references), corpus, strict=True
     ):
         want = sacrebleu.sentence_bleu(hypothesis, [reference]).score
         assert got == pytest.approx(want, abs=1e-9)
-    counts = [chrf_counts(*pair) for pair in corpus]
+    counts = [_chrf_counts(*pair) for pair in corpus]
     want = sacrebleu.corpus_chrf(hypotheses, [references]).score
-    got = chrf_from_counts(np.sum(counts, axis=0))
+    got = _chrf_from_counts(np.sum(counts, axis=0))
     assert got == pytest.approx(want, abs=1e-9)
 
 
@@ -164,13 +164,13 @@ def test_a_real_list_to_the_ninth_digit():
     references = [german for _, german in grammar_split("test")[:200]]
     hypotheses = noisy(references)
     want = sacrebleu.corpus_bleu(hypotheses, [references]).score
-    tokens = tokens_13a(hypotheses), tokens_13a(references)
+    tokens = _tokens_13a(hypotheses), _tokens_13a(references)
     assert 5 < want < 95
     assert abs(bleu(*tokens, smooth="exp") - want) < 1e-9
     pairs = zip(hypotheses, references, strict=True)
-    counts = sum(np.array(chrf_counts(*pair)) for pair in pairs)
+    counts = sum(np.array(_chrf_counts(*pair)) for pair in pairs)
     want = sacrebleu.corpus_chrf(hypotheses, [references]).score
-    assert abs(chrf_from_counts(counts) - want) < 1e-9
+    assert abs(_chrf_from_counts(counts) - want) < 1e-9
 
 
 def test_chrf_has_signatures():
@@ -187,11 +187,11 @@ def test_chrf_has_signatures():
 
 
 def test_hyphens_are_split_as_by_the_script():
-    assert split_at_hyphens("S-Bahn - a -b c-") == ("S ##AT##-##AT## Bahn - a -b c-")
+    assert _split_at_hyphens("S-Bahn - a -b c-") == ("S ##AT##-##AT## Bahn - a -b c-")
     # matches do not overlap: the letter alone stays
-    assert split_at_hyphens("A-B-C") == "A ##AT##-##AT## B-C"
+    assert _split_at_hyphens("A-B-C") == "A ##AT##-##AT## B-C"
     # the script reads bytes: one letter of two bytes is enough for two matches
-    assert split_at_hyphens("A-é-C") == "A ##AT##-##AT## é ##AT##-##AT## C"
+    assert _split_at_hyphens("A-é-C") == "A ##AT##-##AT## é ##AT##-##AT## C"
 
 
 @pytest.mark.skipif(not shutil.which("perl"), reason="needs perl")
@@ -203,7 +203,8 @@ def test_hyphens_against_perl(lines):
     asked = "\n".join(lines) + "\n"
     done = subprocess.run(["perl", "-ple", program], input=asked.encode(),
                           capture_output=True, check=True)  # fmt: skip
-    assert done.stdout.decode().split("\n")[:-1] == [split_at_hyphens(t) for t in lines]
+    ours = [_split_at_hyphens(line) for line in lines]
+    assert done.stdout.decode().split("\n")[:-1] == ours
 
 
 def test_tokenized_bleu_is_sacrebleu_on_moses_tokens():
@@ -213,7 +214,7 @@ def test_tokenized_bleu_is_sacrebleu_on_moses_tokens():
     hypotheses = noisy(references)
     plain = [[moses.tokenize(t, return_str=True) for t in s]
              for s in (hypotheses, references)]  # fmt: skip
-    split = [[split_at_hyphens(t) for t in side] for side in plain]
+    split = [[_split_at_hyphens(t) for t in side] for side in plain]
     metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     for cut, asked in ((plain, False), (split, True)):
         want = metric.corpus_score(cut[0], [cut[1]]).score
@@ -234,7 +235,7 @@ def test_tokenized_bleu_is_sacrebleu_on_moses_tokens():
 def test_counted_ngrams_are_sacrebleu_s(hypothesis, reference, n):
     from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
-    got = counted_ngrams(hypothesis, reference, n)
+    got = _counted_ngrams(hypothesis, reference, n)
     text = " ".join(hypothesis), " ".join(reference)
     said_grams, meant = (extract_all_word_ngrams(t, n, n)[0] for t in text)
     assert sum(counts for _, counts, _, _ in got) == (said_grams & meant).total()

@@ -20,11 +20,11 @@ from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import (
     Candidate,
     Translator,
-    cut_line,
-    cut_text,
-    is_foreign,
-    one_line,
-    split_sentences,
+    _cut_line,
+    _cut_text,
+    _is_foreign,
+    _one_line,
+    _split_sentences,
     translate,
 )
 
@@ -70,9 +70,9 @@ def test_beam_is_beam_search_and_one_is_greedy(shipped):
     row = shipped.tokenizer.encode(LINES[4]) + [EOS]
     src_ids = torch.tensor([row])
     best = beam_search(shipped.model, src_ids, 3, 0.8, 20)[0][0]
-    assert shipped([LINES[4]], 3, 0.8, 20) == [one_line(decoded(shipped, best.ids))]
+    assert shipped([LINES[4]], 3, 0.8, 20) == [_one_line(decoded(shipped, best.ids))]
     greedy = greedy_decode(shipped.model, src_ids)[0]
-    assert shipped([LINES[4]], beam_size=1) == [one_line(decoded(shipped, greedy))]
+    assert shipped([LINES[4]], beam_size=1) == [_one_line(decoded(shipped, greedy))]
 
 
 def decoded(translator, ids):
@@ -87,7 +87,7 @@ def test_batches_change_nothing(shipped, plain, max_tokens, max_sentences):
 
 
 def test_n_best(shipped, plain):
-    got = shipped(LINES, n_best=3)
+    got = shipped.n_best(LINES, 3)
     for line, found, best in zip(LINES, got, plain, strict=True):
         assert found[0].text == best
         assert all(isinstance(candidate, Candidate) for candidate in found)
@@ -112,7 +112,10 @@ def test_settings_that_are_not_allowed(shipped):
         with pytest.raises(ValueError, match=f"beam_size={beam_size}"):
             shipped([""], beam_size)
     with pytest.raises(ValueError, match="n_best=5"):
-        shipped(["Hello."], n_best=5)
+        shipped.n_best(["Hello."], 5, beam_size=4)
+    assert len(shipped.n_best("Hello.", 5)) == 5
+    with pytest.raises(TypeError, match="n_best"):  # it would change what comes back
+        shipped(["Hello."], n_best=2)
     with pytest.raises(ValueError, match="max_extra=-1"):
         shipped(["Hello."], max_extra=-1)
     with pytest.raises(ValueError, match="no model 'nonsense'"):
@@ -136,12 +139,12 @@ def test_a_string_gives_a_string(shipped, plain):
     assert shipped("\r\n".join(LINES) + "\n") == "\n".join(plain) + "\n"
     how = shipped.model, shipped.tokenizer
     assert translate(*how, LINES[0], beam_size=4) == plain[0]
-    best, *others = shipped(LINES[0], n_best=3)
+    best, *others = shipped.n_best(LINES[0], 3)
     assert best.text == plain[0] and others
     text = f"{LINES[0]}\n\n{LINES[2]}"
-    best, *others = shipped(text, n_best=3)
+    best, *others = shipped.n_best(text, 3)
     assert best.text == f"{plain[0]}\n\n{plain[2]}" and len(others) == 2
-    alone = [shipped([line], n_best=3)[0] for line in text.split("\n")]
+    alone = [shipped.n_best([line], 3)[0] for line in text.split("\n")]
     for k, joined in enumerate([best, *others]):
         parts = [found[min(k, len(found) - 1)] for found in alone]
         assert joined.text == "\n".join(part.text for part in parts)
@@ -262,7 +265,7 @@ def test_any_lines_keep_their_number(shipped, lines):
     got = shipped(lines, beam_size=1, max_extra=3)
     assert len(got) == len(lines) and whole_lines(got)
     both = zip(lines, got, strict=True)
-    assert all(text == "" for line, text in both if not one_line(line))
+    assert all(text == "" for line, text in both if not _one_line(line))
     if lines:
         alone = shipped(lines[-1:], beam_size=1, max_extra=3)
         assert alone == got[-1:]
@@ -287,7 +290,7 @@ def test_any_lines_keep_their_number(shipped, lines):
     ],
 )
 def test_sentences(text, want):
-    assert split_sentences(text) == want
+    assert _split_sentences(text) == want
 
 
 def seconds_for(text, repeats=3):
@@ -295,7 +298,7 @@ def seconds_for(text, repeats=3):
     times = []
     for _ in range(repeats):
         began = time.thread_time()
-        split_sentences(text)
+        _split_sentences(text)
         times.append(time.thread_time() - began)
     return min(times)
 
@@ -311,9 +314,9 @@ def test_time_to_cut_grows_with_the_length(unit):
 
 def test_a_million_dots_are_cut(shipped):
     """Into rows that the model can take, and none is lost."""
-    (line,) = [one_line("." * 10**6)]
+    (line,) = [_one_line("." * 10**6)]
     ids = shipped.tokenizer.encode(line)
-    cut = cut_line(line, ids, shipped.tokenizer, 128, by_sentence=True)
+    cut = _cut_line(line, ids, shipped.tokenizer, 128, by_sentence=True)
     assert cut.too_long and max(map(len, cut.rows)) <= 128
     assert "".join(map(shipped.tokenizer.decode, cut.rows)) == line
 
@@ -321,11 +324,11 @@ def test_a_million_dots_are_cut(shipped):
 @settings(max_examples=100)
 @given(st.text(st.sampled_from('ab.,;!? "é'), max_size=80), st.integers(1, 9))
 def test_cutting_loses_only_spaces(text, limit):
-    text = one_line(text)
+    text = _one_line(text)
     parts = [
         part
-        for sentence in split_sentences(text)
-        for part in cut_text(sentence, lambda t: len(t.split()) + len(t) // 8, limit)
+        for sentence in _split_sentences(text)
+        for part in _cut_text(sentence, lambda t: len(t.split()) + len(t) // 8, limit)
     ]
     assert "".join(parts).replace(" ", "") == text.replace(" ", "")
     if limit > 1:
@@ -334,14 +337,14 @@ def test_cutting_loses_only_spaces(text, limit):
 
 def test_cut_is_at_a_comma_near_the_middle():
     text = "aa bb cc, dd ee ff gg"
-    parts = cut_text(text, lambda t: len(t.split()), 4)
+    parts = _cut_text(text, lambda t: len(t.split()), 4)
     assert parts == ["aa bb cc,", "dd ee ff gg"]
 
 
 def test_one_line_and_foreign(shipped):
-    assert one_line(" a\u2028b\x00\tc \ud800") == "a b c ?"
+    assert _one_line(" a\u2028b\x00\tc \ud800") == "a b c ?"
     encode = shipped.tokenizer.encode
-    assert is_foreign(encode("你好")) and not is_foreign(encode("Hello, Zoë!"))
+    assert _is_foreign(encode("你好")) and not _is_foreign(encode("Hello, Zoë!"))
 
 
 # --- streams -------------------------------------------------------------------------
@@ -352,7 +355,8 @@ def test_stream_is_the_call(shipped, plain):
     assert list(shipped.stream(LINES, max_lines=2)) == plain
     assert list(shipped.stream([line + "\n" for line in LINES])) == plain
     assert list(shipped.stream([])) == []
-    assert next(shipped.stream(LINES[:1], n_best=2))[0].text == plain[0]
+    assert next(shipped.stream(LINES[:1], beam_size=4)) == plain[0]
+    assert shipped.n_best(LINES[:1], 2)[0][0].text == plain[0]
     assert list(shipped.stream(LINES[0])) == plain[:1]  # not letter by letter
     assert list(shipped.stream("\r\n".join(LINES))) == plain
 
@@ -454,7 +458,7 @@ def test_translate_keeps_order_and_empty_lines(model, tokenizer):
             continue
         src_ids = torch.tensor([tokenizer.encode(text) + [EOS]])
         greedy = greedy_decode(model, src_ids, 5)[0]
-        assert output == one_line(tokenizer.decode(greedy))
+        assert output == _one_line(tokenizer.decode(greedy))
     assert translate(model, tokenizer, []) == []
 
 
@@ -464,7 +468,7 @@ def test_translate_leaves_sentences_together(shipped):
     assert apart == [" ".join(shipped(["I am hungry.", "Where is the station?"], 1))]
     row = shipped.tokenizer.encode(two[0]) + [EOS]
     want = decoded(shipped, greedy_decode(shipped.model, torch.tensor([row]))[0])
-    assert translate(shipped.model, shipped.tokenizer, two) == [one_line(want)]
+    assert translate(shipped.model, shipped.tokenizer, two) == [_one_line(want)]
 
 
 def test_evaluate(shipped):

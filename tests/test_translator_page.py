@@ -14,7 +14,12 @@ from conftest import UNSEEN
 from test_live_pages import LIGHT_PAGE, Reader
 from test_pages import AXE, BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 
-from transformer_lib.translator import Translator, cut_text, one_line, split_sentences
+from transformer_lib.translator import (
+    Translator,
+    _cut_text,
+    _one_line,
+    _split_sentences,
+)
 
 PAGE = "book/translator.html"
 pytestmark = pytest.mark.skipif(
@@ -209,10 +214,10 @@ def test_text_from_pieces(engine, translator):
 
 def test_lines_and_sentences(engine, translator):
     texts = [*TEXTS, *SENTENCES, LONG, "a.b. C", "Mr. X. Y z. Ü. ö. 3.5. Foo.", "? ! A"]
-    assert engine("ts => ts.map(engine.oneLine)", texts) == [*map(one_line, texts)]
-    lines = [one_line(text) for text in texts]
+    assert engine("ts => ts.map(engine.oneLine)", texts) == [*map(_one_line, texts)]
+    lines = [_one_line(text) for text in texts]
     got = engine("ts => ts.map(engine.splitSentences)", lines)
-    assert got == [split_sentences(line) for line in lines]
+    assert got == [_split_sentences(line) for line in lines]
 
     def pieces(text):
         return len(translator.tokenizer.encode(text))
@@ -222,7 +227,7 @@ def test_lines_and_sentences(engine, translator):
         got = engine(
             f"([ts, n]) => ts.map(t => engine.cutText(t, {count}, n))", [lines, limit]
         )
-        assert got == [cut_text(line, pieces, limit) for line in lines]
+        assert got == [_cut_text(line, pieces, limit) for line in lines]
 
 
 def test_a_long_row_of_dots_does_not_stop_the_page(engine):
@@ -257,7 +262,7 @@ def test_translations_are_the_librarys(engine, translator, beam):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the long one is cut, and it is told
             whole = translator([text], beam_size=beam)[0]
-            wanted = translator([text], beam_size=beam, n_best=beam)[0]
+            wanted = translator.n_best([text], beam, beam_size=beam)[0]
         assert " ".join(part[0][0] for part in got) == whole
         if beam == 1:
             continue

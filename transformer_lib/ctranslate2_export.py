@@ -29,7 +29,7 @@ from transformer_lib.export import (
 from .positions import LearnedPositions
 from .tokenizer import BOS, Tokenizer
 from .transformer import Transformer
-from .translator import trained_length, translate_lines
+from .translator import _trained_length, translate_lines
 
 # %% ../notebooks/22_export.ipynb #ea93226e
 def _ctranslate2_spec(model: Transformer, names: Sequence[str], kind: str = "float32"):
@@ -150,7 +150,7 @@ def export_ctranslate2(
     folder = Path(folder)
     _check_export(model, tokenizer, folder, "ctranslate2")
     spec = _ctranslate2_spec(model, _piece_names(tokenizer), kind)
-    spec.config.add_attribute("max_length", trained_length(about or {}))
+    spec.config.add_attribute("max_length", _trained_length(about or {}))
     with whole_folder(folder) as aside:
         spec.save(str(aside))
         tokenizer.save(aside / "tokenizer.model")
@@ -188,7 +188,7 @@ class CTranslate2Model:
         check_manifest(folder, needed)
         self.tokenizer = Tokenizer.load(folder / "tokenizer.model")
         self.names = _piece_names(self.tokenizer)
-        self.max_length = trained_length(_read_config(folder))
+        self.max_length = _trained_length(_read_config(folder))
         self.engine = ctranslate2.Translator(
             str(folder), device=device, compute_type=kind, intra_threads=threads,
             inter_threads=1,

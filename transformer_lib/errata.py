@@ -43,7 +43,7 @@ from transformer_lib.decoding import (
     search,
 )
 from .encoder import layer_norm
-from .evaluation import sacre_bleu, tokens_13a
+from .evaluation import _tokens_13a, sacre_bleu
 from .exercises.check import Mistake, expect
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .objective import label_smoothed_cross_entropy, noam_lr
@@ -791,7 +791,7 @@ def tokens_against_text(hypotheses: Sequence[str], references: Sequence[str]) ->
     """BLEU of tokens, put together with spaces, against references as they are."""
     from sacrebleu.metrics import BLEU
 
-    tokens = [" ".join(row) for row in tokens_13a(hypotheses)]
+    tokens = [" ".join(row) for row in _tokens_13a(hypotheses)]
     return BLEU(tokenize="none").corpus_score(tokens, [list(references)]).score
 
 

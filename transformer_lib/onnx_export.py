@@ -27,7 +27,7 @@ from .files import whole_file
 from .positions import LearnedPositions, frequencies
 from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from .transformer import Transformer, evaluating
-from .translator import trained_length
+from .translator import _trained_length
 
 # %% ../notebooks/22_export.ipynb #ccaaa9e2
 def to_onnx(
@@ -341,7 +341,7 @@ def _manifest_of(
         "ids": {"pad": PAD, "unknown": UNK, "start": BOS, "end": EOS},
         "decoding": {
             "beam_size": 4, "alpha": 0.6, "max_extra": 50,
-            "max_length": trained_length(about),
+            "max_length": _trained_length(about),
             "never_said": list(_NEVER_SAID),
         },
         "data": about.get("data", {}),
