@@ -137,7 +137,7 @@ def stream_corpus(
     split: str = "train",
     report: "CleaningReport | None" = None,
 ) -> Iterator[tuple[str, str]]:
-    """The pairs of `load_corpus` in the same order; a user's files are not held.
+    """The pairs of `load_corpus`, one at a time; a user's files are not held in memory.
 
     Args:
         spec: As for load_corpus.
@@ -299,7 +299,7 @@ def clean(
     report: CleaningReport,
     quiet: bool,
 ) -> Iterator[tuple[str, str]]:
-    """The pairs that can be used; the others are counted, or the first is refused."""
+    """The usable pairs of rows; the others are counted, or the first one is refused."""
     for line, a, b, reason in rows:
         report.total += 1
         if not reason:
@@ -325,7 +325,7 @@ def clean(
 
 
 def _decode_side(line: bytes | None) -> str:
-    """A line as text; OverflowError if it was too long to be kept."""
+    """A line as text; raises OverflowError for one that was too long to keep."""
     if line is None:
         raise OverflowError
     return line.decode()
@@ -370,7 +370,7 @@ def _open_text(path: str | Path) -> io.BufferedReader:
 
 
 def _check_start(path: Path, start: bytes, kind: str) -> None:
-    """Refuse by its first bytes what is no text and no archive of the known kinds."""
+    """Refuse, by its first bytes, what is neither text nor a known archive."""
     suffix = path.suffix.lower().lstrip(".")
     problem = ""
     for magic, name in _NOT_READ.items():
@@ -486,7 +486,7 @@ def _one_file(path: str | Path, columns: Sequence[int]) -> Iterator:
 
 # %% ../notebooks/09_corpora.ipynb #1418bbdd
 def user_files(spec: str | Path | dict) -> dict:
-    """A spec that is a path or a table, as a checked table; empty for a known name.
+    """A spec as a checked table of files; empty for the name of a known corpus.
 
     Raises:
         ValueError: If it is neither, or a key or a value is not allowed.
@@ -719,7 +719,7 @@ def _describe_copy(source: Source, content: bytes) -> str:
 
 
 def _version_of(source: Source, content: bytes, pairs: list) -> str:
-    """As describe_copy, or known by its pairs; it is told if it is another version."""
+    """Which edition a file is, by its hash or its pairs; warns of an unknown one."""
     said = _describe_copy(source, content)
     if "not a copy known" in said and source.known:
         digest = _hash_pairs(sorted(pairs))
@@ -730,7 +730,7 @@ def _version_of(source: Source, content: bytes, pairs: list) -> str:
 
 # %% ../notebooks/09_corpora.ipynb #b96b6343
 def _load_tatoeba(name: str, split: str) -> Corpus:
-    """Tatoeba; its test split without pairs of which training has seen either side."""
+    """A split of Tatoeba; test pairs with a side seen in training are dropped."""
     source = SOURCES[name]
     pairs, origin = fetch(source)
     if split != "test":

@@ -157,7 +157,7 @@ def unpack(content: bytes, name: str, member: str = "") -> str:
 # %% ../notebooks/09_corpora.ipynb #27514f40
 @dataclass
 class _Part:
-    """What has come of a download so far, on disk.
+    """The part of a file that has been downloaded so far, on disk.
 
     Args:
         path: The .part file with the bytes; address, validator and size are in a
@@ -174,12 +174,12 @@ class _Part:
 
     @property
     def notes(self) -> Path:
-        """The file that says what the part is a part of."""
+        """The file with address, validator and size."""
         return self.path.with_name(f"{self.path.name}.json")
 
     @classmethod
     def find(cls, path: Path, url: str) -> "_Part":
-        """What an earlier call left, if it is of the same address."""
+        """The part that an earlier call left, if it is from the same address."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             about = json.loads(cls(path).notes.read_text(encoding="utf-8"))
             have = path.stat().st_size
@@ -188,7 +188,7 @@ class _Part:
         return cls(path)
 
     def start(self, about: dict) -> None:
-        """Forget all bytes: the file comes from its beginning."""
+        """Drop all bytes: the download starts from the beginning."""
         self.write(b"", "wb")
         with whole_file(self.notes) as file:
             file.write(json.dumps(about).encode())
@@ -277,8 +277,8 @@ def _download(
 ) -> _Part:
     """Fetch a file from its public address, with progress and its licence shown.
 
-    What breaks off goes on where it broke off: at once as long as bytes come, else
-    with the next call.
+    A broken download is resumed: at once as long as bytes come, else with the next
+    call.
 
     Args:
         source: The file.
@@ -317,7 +317,7 @@ def _download(
     raise CorpusUnavailable(
         f"{source.url} broke off after {part.length:,} of "
         f"{f'{size:,}' if size else 'all'} bytes"
-        f"{f' ({problem})' if problem else ''}. Try again: it goes on from there."
+        f"{f' ({problem})' if problem else ''}. Try again: it resumes there."
     )
 
 # %% ../notebooks/09_corpora.ipynb #704757c2
@@ -354,7 +354,7 @@ def fetch_file(
 def _fetch_checked(
     source: Source, path: Path, check: Callable[[Path], Any], timeout: float
 ) -> Any:
-    """Download a file and check it; what two calls put together is asked for anew."""
+    """Download a file and check it; if parts of two calls do not fit, do it again."""
     while True:
         part = _download(source, path.parent, timeout)
         try:
@@ -374,7 +374,7 @@ def _fetch_checked(
 def _fetch_to_cache(
     source: Source, check: Callable[[Path], Any], timeout: float = 10.0
 ) -> Any:
-    """As fetch_file; where the cache cannot be written to, it warns and goes on."""
+    """As fetch_file, into the cache; if that is not writable, warn and keep nothing."""
     try:
         return fetch_file(source, cache_folder(), check, timeout)
     except NotWritten as error:
@@ -386,7 +386,7 @@ def _fetch_to_cache(
 
 # %% ../notebooks/09_corpora.ipynb #bae6534c
 def warn_of_version(name: str, known: Iterable[str]) -> None:
-    """Say that a text is not the one that the numbers of this book are from."""
+    """Warn that a text is another edition than the one behind this book's numbers."""
     warnings.warn(
         f"{name} is another version than the one that this book was made with "
         f"({', '.join(dict.fromkeys(known))}): counts and scores will differ.",

@@ -58,7 +58,7 @@ def whole_file(path: str | Path, mode: str = "wb") -> Iterator[IO]:
             yield file
             finish_file(file, before)
         os.replace(aside, target)
-    except BrokenPipeError:  # whoever read from the pipe has gone
+    except BrokenPipeError:  # the reader of the pipe has gone
         raise
     except OSError as error:
         raise NotWritten(path, error) from error
@@ -68,7 +68,7 @@ def whole_file(path: str | Path, mode: str = "wb") -> Iterator[IO]:
 
 # %% ../notebooks/08_tokenizer.ipynb #1a788d29
 def _direct_target(path: str | Path) -> str | int | None:
-    """What is written to directly: a pipe, a device, or a number of an open file.
+    """The target if it is written to directly: a pipe, a device, an open file's number.
 
     None for a file, for a folder, and where there is nothing.
     """
@@ -89,7 +89,7 @@ def _direct_target(path: str | Path) -> str | int | None:
 
 
 def finish_file(file: IO, before: os.stat_result | None = None) -> None:
-    """See that a file is on the disk, with the permissions of the one before it."""
+    """Flush a file to the disk, with the permissions of the one that it replaces."""
     file.flush()
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         os.fsync(file.fileno())
@@ -158,13 +158,13 @@ def ensure_writable(path: str | Path, folder: bool = False) -> None:
 # %% ../notebooks/08_tokenizer.ipynb #1f6a487d
 @contextlib.contextmanager
 def claimed(path: str | Path, wait: bool = False) -> Iterator[bool]:
-    """Whether this process is the one that works on something, while it does.
+    """Hold a lock while working on something; gives whether this process got it.
 
-    The system gives the lock back when a process ends, however it ends. Where a system
-    or a network disk has no locks, everybody is the one.
+    The system releases the lock when a process ends, however it ends. Where a system
+    or a network disk has no locks, every process gets it.
 
     Args:
-        path: A file that is made for this; who holds it may remove it.
+        path: A file that is made for this; the process that holds it may remove it.
         wait: Whether to wait until it is this process's turn.
     """
     if fcntl is None:
