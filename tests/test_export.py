@@ -749,6 +749,7 @@ def test_the_length_of_the_training_is_exported(tmp_path):
     ({"activation": "gelu"}, "activation='gelu'"),
     ({"activation": "swiglu"}, "activation='swiglu'"), ({"norm": "rms"}, "norm='rms'"),
     ({"positions": "rotary"}, "rotary positions"), ({"num_kv_heads": 1}, "heads that"),
+    ({"num_experts": 2}, "mixtures of experts"),
 ])  # fmt: skip
 def test_what_chapter_20_changes_is_not_left_out(tmp_path, changes, telling):
     _, tokenizer = small_model()

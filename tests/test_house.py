@@ -54,6 +54,8 @@ IDEAS = {
     "evaluation": "bleu",
     "translator": "Translator",
     "command_line": "main",
+    "family": "FamilyConfig",
+    "long_text": "attention_reading_once",
 }
 IN_ORDER = ["hello", *IDEAS]
 DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}

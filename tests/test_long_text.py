@@ -1,4 +1,4 @@
-"""Chapter 29: online softmax, windows and linear attention against the direct forms."""
+"""Chapter 29: online, window, linear and latent attention against the direct forms."""
 
 import pytest
 import torch
@@ -7,15 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_lib.attention import scaled_dot_product_attention
-from transformer_lib.exercises.long_text import check_merge
+from transformer_lib.decoding import CachedSteps, FullSteps, output_limits, search
+from transformer_lib.exercises.long_text import (
+    check_merge,
+    check_remember,
+    check_slower_base,
+)
+from transformer_lib.family import FamilyConfig, StackSteps, build_model
 from transformer_lib.hello import attention as attention_on_lists
 from transformer_lib.long_text import (
+    LatentAttention,
     attention_reading_once,
     linear_attention,
     online_attention,
     window_attention,
 )
-from transformer_lib.multihead import use_attention
+from transformer_lib.multihead import MultiHeadAttention, use_attention
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -166,7 +173,121 @@ def test_causal_attention_needs_as_many_queries_as_keys(keys):
             attend(x, y, y, causal=True)
 
 
+# --- latent attention -----------------------------------------------------------------
+
+
+def written_out(latent):
+    """Full attention whose matrices are the products of the latent ones."""
+    heads, width = latent.num_heads, latent.d_model
+    full = MultiHeadAttention(width, heads).to(latent.w_q.weight.dtype)
+    with torch.no_grad():
+        for name in ("w_q", "w_o"):
+            getattr(full, name).weight.copy_(getattr(latent, name).weight)
+        for name in ("w_k", "w_v"):
+            product = getattr(latent, name).weight @ latent.w_down.weight
+            getattr(full, name).weight.copy_(product)
+    return full
+
+
+def test_latent_attention_is_full_attention_of_low_rank():
+    torch.manual_seed(0)
+    latent = LatentAttention(12, 3, rank=5).double()
+    full = written_out(latent)
+    x, y = torch.randn(2, 2, 6, 12, dtype=torch.float64)
+    mask = torch.rand(2, 1, 6, 6) < 0.6
+    found, wanted = latent(x, y, y, mask)[0], full(x, y, y, mask)[0]
+    torch.testing.assert_close(found, wanted)
+    grad = torch.randn_like(found)
+    found.backward(grad)
+    wanted.backward(grad)
+    for name in ("w_q", "w_o"):
+        a, b = (getattr(part, name).weight.grad for part in (latent, full))
+        torch.testing.assert_close(a, b)
+    down = 0
+    for name in ("w_k", "w_v"):  # the chain rule, through the product
+        of_product = getattr(full, name).weight.grad
+        up = getattr(latent, name).weight
+        torch.testing.assert_close(up.grad, of_product @ latent.w_down.weight.T)
+        down = down + up.T @ of_product
+    torch.testing.assert_close(latent.w_down.weight.grad, down)
+
+
+def test_latent_attention_equals_deepseeks():
+    """With its turned keys at zero, and without the norm of the short vectors."""
+    from transformers import DeepseekV2Config
+    from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
+        DeepseekV2Attention,
+    )
+
+    torch.manual_seed(0)
+    config = DeepseekV2Config(
+        hidden_size=12, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=None,
+        kv_lora_rank=5, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4,
+        attention_bias=False, attn_implementation="eager",
+    )  # fmt: skip
+    theirs, ours = DeepseekV2Attention(config, 0).eval(), LatentAttention(12, 3, 5)
+    theirs.kv_a_layernorm = torch.nn.Identity()
+    with torch.no_grad():
+        query = torch.zeros(3, 6, 12)  # it divides by the root of 6, we by that of 4
+        query[:, :4] = ours.w_q.weight.unflatten(0, (3, 4)) * (6 / 4) ** 0.5
+        theirs.q_proj.weight.copy_(query.flatten(0, 1))
+        down = torch.cat([ours.w_down.weight, torch.zeros(2, 12)])
+        theirs.kv_a_proj_with_mqa.weight.copy_(down)
+        up = [w.weight.unflatten(0, (3, 4)) for w in (ours.w_k, ours.w_v)]
+        theirs.kv_b_proj.weight.copy_(torch.cat(up, dim=1).flatten(0, 1))
+        theirs.o_proj.weight.copy_(ours.w_o.weight)
+    x = torch.randn(2, 7, 12, requires_grad=True)
+    allowed = torch.ones(7, 7, dtype=torch.bool).tril()
+    added = torch.zeros(7, 7).masked_fill(~allowed, -torch.inf)[None, None]
+    turns = torch.ones(1, 7, 1, dtype=torch.complex64)  # by no angle
+    found = ours(x, x, x, allowed)[0]
+    wanted = theirs(x, added, position_embeddings=turns)[0]
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    grad = torch.randn_like(found)
+    a, b = (torch.autograd.grad(out, x, grad)[0] for out in (found, wanted))
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_the_cache_of_latent_attention_holds_the_short_vectors_alone():
+    """In a decoder-only model piece by piece, and in a beam search."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "num_heads": 4, "num_layers": 2, "d_ff": 24, "dropout": 0.0}
+    model = build_model(FamilyConfig(30, **sizes, causal=True)).eval()
+    translator = Transformer(TransformerConfig(30, **sizes)).eval()
+    for layer in (*model.encoder.layers, *translator.decoder.layers):
+        layer.self_attention = LatentAttention(16, 4, rank=3)
+    ids, steps = torch.randint(4, 30, (2, 9)), StackSteps(model)
+    src_ids = torch.tensor([[5, 6, 7, 8, EOS], [9, EOS, PAD, PAD, PAD]])
+    with torch.inference_mode():
+        found = torch.cat([steps.read(part) for part in ids.split([4, 1, 4], 1)], dim=1)
+        torch.testing.assert_close(found, model(ids), atol=1e-5, rtol=1e-5)
+        kept = [x[:, :, :9].numel() for x in (steps.caches[0].k, steps.caches[0].v)]
+        assert kept == [2 * 9 * 3, 0]
+        limits = output_limits(src_ids, 9)
+        found, wanted = (
+            [
+                [one.ids for one in row]
+                for row in search(kind(translator, src_ids), limits)
+            ]
+            for kind in (CachedSteps, FullSteps)
+        )
+    assert found == wanted
+
+
 # --- exercises ------------------------------------------------------------------------
+
+
+def remembering(keep=True, phi=lambda x: F.elu(x) + 1, late=False, divide=True):
+    """A step of linear attention with one mistake."""
+
+    def step(state, total, query, key, value):
+        asked = F.elu(query) + 1
+        new = state + torch.outer(phi(key), value), total + F.elu(key) + 1
+        seen = (state, total) if late else new
+        out = asked @ seen[0] / (asked @ seen[1] if divide else 1)
+        return (new[0] if keep else state), new[1], out
+
+    return step
 
 
 @pytest.mark.parametrize(
@@ -184,6 +305,15 @@ def test_causal_attention_needs_as_many_queries_as_keys(keys):
             "overflow",
         ),
         (check_merge, lambda a, la, b, lb: a + b, "sum of the two"),
+        (check_slower_base, lambda b, f, k: b * f, "the slowest pair's exponent"),
+        (check_slower_base, lambda b, f, k: b * f ** (-k / (k - 2)), "must grow"),
+        (check_slower_base, lambda b, f, k: b * f ** ((k - 2) / k), "reciprocal"),
+        (check_slower_base, lambda b, f, k: "b", "Give a number"),
+        (check_remember, remembering(keep=False), "must be added to it"),
+        (check_remember, remembering(phi=lambda x: x), "phi of it"),
+        (check_remember, remembering(late=True), "not this one"),
+        (check_remember, remembering(divide=False), "must sum to 1"),
+        (check_remember, lambda s, t, q, k, v: s, "Give three tensors"),
     ],
 )
 def test_mistakes_are_named(check, wrong, telling):

@@ -201,7 +201,7 @@ EQUIVALENT = {
         "out = torch.zeros_like(p).scatter(-1, order, kept)": LAST,
         "out = p.scatter(0, order, kept)": "every entry is written over",
     },
-    "28.4": {"both = torch.logaddexp(log_2, log_1)": "a + b is b + a"},
+    "29.1": {"both = torch.logaddexp(log_2, log_1)": "a + b is b + a"},
     "30.1": {
         "if (attend(other)[:, :t] - before[:, :t]).abs().max() >= 1e-06:": (
             "rounding is never exactly 1e-6"

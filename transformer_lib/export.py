@@ -201,12 +201,11 @@ def _check_fits(model: Transformer, kind: str) -> None:
         ValueError: Which setting does not fit, and what to do.
     """
     c, fixed = model.config, _FIXED[kind]
-    if c.positions == "rotary" or getattr(c, "num_kv_heads", None) not in (
-        None, c.num_heads
-    ):  # fmt: skip
+    shared = getattr(c, "num_kv_heads", None) not in (None, c.num_heads)
+    if c.positions == "rotary" or shared or getattr(c, "num_experts", None):
         raise ValueError(
-            "no export has a place for rotary positions or for heads that share keys "
-            "and values: export a model without them."
+            "no export has a place for rotary positions, for heads that share keys and "
+            "values, or for mixtures of experts: export a model without them."
         )
     if kind != "onnx":
         width = c.d_model // c.num_heads

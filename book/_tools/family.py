@@ -1,11 +1,13 @@
-"""family.py: texts longer than in training, and ViT with several seeds, for chapter 28.
+"""family.py: texts longer than in training, and ViT with several seeds (28, 29).
 
 Trains language models with three kinds of positions on pieces of 32 tokens, judged
-place by place on pieces of 128, each with three seeds; and ViT beside a linear model,
-each with five seeds and five divisions of the images. Writes family-small.json
-after each run; a run that is in it is not done again.
+place by place on pieces of 128, each with three seeds; those with rotary positions also
+with a larger base, as they are and after 40 updates on pieces of 128; and ViT beside a
+linear model, each with five seeds and five divisions of the images. Writes
+family-small.json after each run; a run that is in it is not done again.
 """
 
+import dataclasses
 import hashlib
 import json
 import time
@@ -43,25 +45,51 @@ def ids_of(texts: list[str]) -> list[list[int]]:
 ROWS, HELD_ROWS = ids_of(TEXTS), ids_of(HELD)
 
 
-def by_place(positions: str, seed: int, short: int = 32, long: int = 128) -> dict:
-    """Loss at each place of long pieces, for a model trained on short ones."""
+def trained(positions: str, seed: int, short: int = 32, long: int = 128):
+    """A model trained on short pieces."""
     torch.manual_seed(seed)
     settings = {**SMALL, **MEMBERS["GPT-2"], "positions": positions}
     model = build_model(FamilyConfig(V, **settings, max_length=long))
+    _fit(model, lambda: piece_loss(model, short), 400)
+    return model
+
+
+def piece_loss(model, length: int) -> Tensor:
+    """On 16 pieces of running text."""
     text = torch.tensor([i for row in ROWS for i in row[1:]])
-    starts = torch.arange(short + 1)
+    at = torch.randint(len(text) - length - 1, (16, 1))
+    return _next_token_loss(model, text[at + torch.arange(length + 1)])
 
-    def loss() -> Tensor:
-        at = torch.randint(len(text) - short - 1, (16, 1))
-        return _next_token_loss(model, text[at + starts])
 
-    _fit(model, loss, 400)
+def judged(model, long: int = 128) -> tuple[list[float], int]:
+    """Loss at each place of held-out pieces, and their number."""
     held = torch.tensor([i for row in HELD_ROWS for i in row[1:]])
     pieces = held[: len(held) // (long + 1) * (long + 1)].view(-1, long + 1)
     with torch.inference_mode():
         logits = model(pieces[:, :-1]).transpose(1, 2)  # (N, V, long)
         losses = F.cross_entropy(logits, pieces[:, 1:], reduction="none").mean(0)
-    return {"losses": [round(x, 4) for x in losses.tolist()], "pieces": len(pieces)}
+    return [round(x, 4) for x in losses.tolist()], len(pieces)
+
+
+def by_place(positions: str, seed: int) -> dict:
+    """Loss at each place of long pieces, for a model trained on short ones."""
+    losses, pieces = judged(trained(positions, seed))
+    return {"losses": losses, "pieces": pieces}
+
+
+def by_base(seed: int) -> dict:
+    """The same with rotary positions, in the training's base and in a larger one."""
+    model, losses = trained("rotary", seed), {}
+    width = SMALL["d_model"] // SMALL["num_heads"]
+    bases = {"as trained": 10_000.0, "slower": 10_000.0 * 4 ** (width / (width - 2))}
+    for name, base in bases.items():
+        turned = build_model(dataclasses.replace(model.config, rotary_base=base))
+        turned.load_state_dict(model.state_dict())
+        losses[name], pieces = judged(turned.eval())
+        torch.manual_seed(seed)
+        _fit(turned, lambda: piece_loss(turned, 128), 40, lr=1e-3)  # noqa: B023
+        losses[f"{name}, 40 updates"], _ = judged(turned)
+    return {"bases": bases, "losses": losses, "pieces": pieces}
 
 
 def digits(seed: int) -> dict:
@@ -101,6 +129,7 @@ def main() -> None:
     jobs = {f"positions {kind}, seed {seed}": (by_place, kind, seed)
             for seed in range(3)
             for kind in ("sinusoidal", "learned", "rotary")}  # fmt: skip
+    jobs |= {f"rotary base, seed {seed}": (by_base, seed) for seed in range(3)}
     jobs |= {f"ViT, seed {seed}": (digits, seed) for seed in range(5)}
     for name, (run, *arguments) in jobs.items():
         if name in record["results"]:
