@@ -1,5 +1,6 @@
 """Every public function brings its inputs to its model's device."""
 
+import importlib
 import inspect
 import json
 import re
@@ -17,6 +18,7 @@ from transformer_lib import (
     export,
     family,
     heads,
+    labelling,
     looking_inside,
     marian,
     parsing,
@@ -35,6 +37,8 @@ from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.trainer import train
 from transformer_lib.transformer import Transformer, TransformerConfig, default_device
 from transformer_lib.translator import Translator
+from transformer_lib.tree_tokens import train_tree_tokenizer
+from transformer_lib.treebanks import load_trees
 
 NOTEBOOKS = sorted(Path(__file__).parents[1].glob("notebooks/*.ipynb"))
 SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}
@@ -163,6 +167,10 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
             for kind in (decoding.FullSteps, decoding.CachedSteps)
         ],
     ),
+    "decode_rows": (
+        model_of,
+        lambda m: decoding.decode_rows(m, [[5, 6, EOS], [7, EOS]], 2, max_extra=4),
+    ),
     "force_score": (
         model_of,
         lambda m: decoding.force_score(m, ids(), [[5, 6], [7], []]),
@@ -214,7 +222,22 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         lambda m: export._token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
     ),
     "quantized": (model_of, lambda m: cpu(speed.quantized(m))),
+    "Labeller": (lambda: labeller(), lambda m: cpu(m(ids(2, 7)))),
+    "label_loss": (
+        lambda: labeller(),
+        lambda m: labelling.label_loss(
+            m, Batch(ids(2, 7), ids(2, 4), LABELLED), TRIPLES, 0.1
+        ).item(),
+    ),
 }
+LABELLED = EOS + 1 + torch.tensor([[0, 1, 2, 0], [2, 1, 0, 0]])  # (B, W + 1)
+TRIPLES = torch.tensor([[0, 1, 0], [1, 0, 2], [2, 1, 1]])  # (triples, 3)
+
+
+def labeller() -> labelling.Labeller:
+    torch.manual_seed(0)
+    settings = {name: SIZES[name] for name in ("num_heads", "num_layers", "d_ff")}
+    return labelling.Labeller(50, [3, 2, 3], 32, dropout=0.0, **settings).eval()
 
 
 def starts() -> torch.Tensor:
@@ -281,6 +304,10 @@ TEXTS = {  # what takes a model, a tokenizer, and text
     "weigh_heads": lambda m, t, pairs: heads.weigh_heads(
         m, t, pairs[:3], ("zeroed", "uniform")
     ),
+    "quick_translate": lambda m, t, pairs: training.quick_translate(m, t, ["A dog."]),
+    "validation_loss": lambda m, t, pairs: training.validation_loss(
+        m, tokenize_pairs(pairs[:9], t), 200
+    ),
     "effect_of_words": lambda m, t, pairs: heads.effect_of_words(
         m, t, "The dog sleeps.", "Der Hund schläft."
     ),
@@ -294,6 +321,42 @@ def test_text_is_brought_to_the_models_device(name, words):
     with second_device() as device:
         there = TEXTS[name](model_of(400).to(device), tokenizer, pairs)
     close(here, there)
+
+
+WITHOUT = {  # public functions that take a model and need no case, and why
+    "load_weights save_checkpoint load_checkpoint": "files and a model, no inputs",
+    "initialize evaluating set_dropout compile_layers": "the model alone",
+    "watching attention_as adam training_flops": "the model alone",
+    "export_ctranslate2 export_marian export_onnx prove to_int8": "made on the CPU",
+    "add_gradients mean_of_means mean_of_tokens": "update, and its wrong variants",
+    "evaluate_parser": "calls parse",
+}
+
+
+def test_every_public_function_that_takes_a_model_is_here():
+    """None is forgotten: each has a case above, or a reason why it needs none."""
+    library, text = Path(training.__file__).parent, Path(__file__).read_text("utf-8")
+    for path in sorted(library.glob("[a-z]*.py")):
+        module = importlib.import_module(f"transformer_lib.{path.stem}")
+        for name in module.__all__:
+            known = getattr(module, name)
+            if (
+                inspect.isfunction(known)
+                and "model" in inspect.signature(known).parameters
+            ):
+                assert re.search(rf"\b{name}\b", text), f"{path.stem}.{name}"
+
+
+def test_words_are_labelled_on_the_models_device():
+    trees = load_trees("toy").trees[:60]
+    task = labelling.LabelTask(trees, train_tree_tokenizer(trees, 600, "slots"))
+    sizes = [len(kind) for kind in task.kinds]
+    model = labelling.Labeller(task.tokenizer.vocab_size, sizes, 32, num_heads=2,
+                               num_layers=1, d_ff=64)  # fmt: skip
+    here = labelling.parse_by_labels(trees[:3], model, task)
+    with second_device() as device:
+        there = labelling.parse_by_labels(trees[:3], model.to(device), task)
+    assert [str(one.tree) for one in here] == [str(one.tree) for one in there]
 
 
 # --- the test itself can fail ---------------------------------------------------------
@@ -454,6 +517,7 @@ def test_models_that_a_chapter_makes_go_to_the_default_device(path):
         for line in cell.splitlines():
             made = re.search(r"= (Transformer|build_model|ImageClassifier)\(", line)
             assert not made or ".to(" in line or line.strip() in COMPARED, line
+        assert "= Labeller(" not in cell or ".to(default_device())" in cell
 
 
 def test_batches_that_travel_are_whole():

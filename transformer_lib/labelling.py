@@ -133,6 +133,7 @@ class Labeller(nn.Module):
 
     def forward(self, src_ids: Tensor) -> list[Tensor]:
         """Slots (B, 2 W + 1), ended and padded, to logits of three kinds, (B, W, n)."""
+        src_ids = src_ids.to(self.embedding.weight.device)
         x = self.embedding(src_ids) * math.sqrt(self.embedding.embedding_dim)
         x = self.dropout(x + self.positions(src_ids.shape[1]))  # (B, S, D)
         x = self.encoder(x, padding_mask(src_ids, PAD))
@@ -187,9 +188,10 @@ def label_loss(model: Labeller, batch: Batch, table: Tensor, epsilon: float) -> 
         table: int64, (triples, 3): the labels of each triple.
         epsilon: Label smoothing.
     """
-    triples = batch.tgt_out[:, :-1]  # (B, W): the end is no word
+    device = model.embedding.weight.device
+    triples = batch.tgt_out[:, :-1].to(device)  # (B, W): the end is no word
     real = triples > EOS
-    labels = table[triples[real] - EOS - 1]  # (N, 3)
+    labels = table.to(device)[triples[real] - EOS - 1]  # (N, 3)
     loss = 0.0
     for kind, logits in enumerate(model(batch.src_ids)):
         loss = loss + nn.functional.cross_entropy(
@@ -218,12 +220,11 @@ def parse_by_labels(
     texts = [_source_text(row, task.tokenizer) for row in words]
     ids = task.tokenizer.encode_all(texts)
     order, parses = sorted(range(len(ids)), key=lambda i: -len(ids[i])), {}
-    device = model.embedding.weight.device
     with evaluating(model):
         while order:
             rows = max(1, max_tokens // (len(ids[order[0]]) + 1))
             now, order = order[:rows], order[rows:]
-            logits = model(pad([ids[i] + [EOS] for i in now]).to(device))
+            logits = model(pad([ids[i] + [EOS] for i in now]))
             best = torch.stack([one.argmax(dim=-1) for one in logits], dim=-1).tolist()
             for i, row in zip(now, best, strict=True):
                 row = row[: len(leaves[i])]
