@@ -159,6 +159,20 @@ EQUIVALENT = {
         "if hypothesis_length > reference_length:": "exp(1 - 1) is 1, as returned above"
     },
     "15.5": {"if recall + recall == 0:": "without recall the formula gives 0 as well"},
+    "16.1": {
+        "counts = Counter((token for row in rows for token in [end, *row]))": (
+            "counts do not depend on the order"
+        )
+    },
+    "16.2": {
+        f"others = src_ids.roll({rows}, dims=0)": "any rotation leaves no row in place"
+        for rows in (-1, 2)
+    },
+    "16.3": {
+        "for best, wrote, right in zip(written, forced, target, strict=False):": (
+            "the two are equal where the third is looked at"
+        )
+    },
     "21.2": {
         "same = part[:, None] == part": "part broadcasts over rows by itself",
         "real = part > 0": "part broadcasts over rows by itself",

@@ -1,4 +1,4 @@
-"""The command line: prepare, train, average, translate, evaluate, parse, ablate, export, serve, doctor.
+"""The command line: prepare, train, average, translate, evaluate, parse, ablate, export, serve, diagnose, doctor.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/18_command_line.html"""
 
@@ -410,6 +410,23 @@ def _run_serve(asked: argparse.Namespace) -> None:
     print(f"Ready: POST http://{host}:{port}/translate", flush=True)
     server.serve_forever()
 
+# %% ../notebooks/18_command_line.ipynb #d1a90002
+def _run_diagnose(asked: argparse.Namespace) -> int:
+    """Test a run for the usual faults, and say what to try; 1 if one was found."""
+    from transformer_lib.corpora import load_corpus
+    from transformer_lib.diagnosis import diagnose
+
+    test = None
+    if asked.corpus or asked.test:
+        test = load_corpus(_corpus_asked(asked, "test"), "test").pairs
+    found = diagnose(asked.model, asked.data, test, asked.sentences, asked.device)
+    for finding in found:
+        print(finding, end="\n\n")
+    wrong = sum(finding.right is False for finding in found)
+    untried = sum(finding.right is None for finding in found)
+    print(f"{len(found)} tests: {wrong} wrong, {untried} not tested.")
+    return int(wrong > 0)
+
 # %% ../notebooks/18_command_line.ipynb #6bcde0f7
 def _run_doctor(asked: argparse.Namespace) -> int:
     """Say what this machine can do and what is missing; 1 if something must be done."""
@@ -715,6 +732,17 @@ def _fill_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=_path_of, metavar="FILE",
                         help="keep the record, with every translation")
 
+# %% ../notebooks/18_command_line.ipynb #d1a90003
+def _fill_diagnose(parser: argparse.ArgumentParser) -> None:
+    """Options of diagnose."""
+    parser.add_argument("model", help="the folder of a run, or tatoeba-en-de")
+    parser.add_argument("--data", type=_path_of, metavar="FOLDER",
+                        help="what prepare wrote (RUN/data, or the run's corpus)")
+    _add_corpus(parser, ("test",))
+    parser.add_argument("--sentences", type=int, default=64, metavar="N",
+                        help="pairs that are looked at (64)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
+
 # %% ../notebooks/18_command_line.ipynb #17c090fc
 _COMMANDS = {
     "prepare": (_run_prepare, _fill_prepare,
@@ -732,5 +760,7 @@ _COMMANDS = {
     "export": (_run_export, _fill_export, "export runs/mine --out exported"),
     "serve": (_run_serve, _fill_serve,
               "serve exported/ctranslate2-int8 --port 8000"),
+    "diagnose": (_run_diagnose, _fill_diagnose,
+                 "diagnose runs/mine --test test.en test.de"),
     "doctor": (_run_doctor, lambda parser: None, "doctor"),
 }  # fmt: skip
