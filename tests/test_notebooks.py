@@ -154,6 +154,7 @@ def test_figures_have_words(path):
     ("source", "words"),
     [
         ("import os\nfrom math import pi", "the imports"),
+        ('#| export x\n"""What a module is about."""\n\nimport os', "the imports"),
         ("#| export\ndef one(): ...\nclass Two: ...", "the code of one and more"),
         ("STYLE = 1", "the code of STYLE"),
         ("fig, ax = plt.subplots()\nplt.show()", "how the figure is drawn"),

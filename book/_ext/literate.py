@@ -100,7 +100,9 @@ def inside(source: str) -> str:
         for node in ast.walk(part.targets[0])
         if isinstance(node, ast.Name) and node.id.isupper()
     ]
-    if all(isinstance(part, ast.Import | ast.ImportFrom) for part in body):
+    text = body[:1] and isinstance(body[0], ast.Expr)  # a docstring
+    rest = body[1:] if text else body
+    if all(isinstance(part, ast.Import | ast.ImportFrom) for part in rest):
         return "the imports"
     if DRAWS.search(source) and not names:
         return "how the figure is drawn"
