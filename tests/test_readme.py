@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import transformer_lib
 from transformer_lib.grammar import grammar_split
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,7 +23,21 @@ def test_the_python_examples_run(capsys):
     exec(compile(code, "README.md", "exec"), names)
     assert tuple(names["logits"].shape) == (2, 5, 37000)
     exec(compile(translate, "README.md", "exec"), names)
-    assert capsys.readouterr().out.startswith("['")
+    assert capsys.readouterr().out == "Wo ist der Bahnhof?\n"
+
+
+def test_the_examples_of_the_library_page_run(tmp_path, monkeypatch):
+    """One after the other, in one place, as a reader would type them."""
+    page = (ROOT / "book" / "api.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) >= 8
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", "cpu")
+    names = {}
+    for code in blocks:
+        exec(compile(code, "book/api.md", "exec"), names)
+    for name in transformer_lib._HOME:
+        assert f"`{name}`" in page and name in names, f"{name} is not on the page"
 
 
 def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch):

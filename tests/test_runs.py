@@ -21,6 +21,7 @@ from transformer_lib.corpora import Corpus
 from transformer_lib.exercises.runs import check_average, check_best_step
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
+from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Fixtures that more than one file uses.
 data_dir = small_runs.data_dir
@@ -51,6 +52,28 @@ def test_folder_of_another_recipe_is_refused(train, tmp_path):
     train(tiny(), tmp_path)
     with pytest.raises(ValueError, match=r"another recipe \(it differs in \['seed'\]"):
         train(tiny(seed=1), tmp_path)
+
+
+def test_a_model_is_saved_and_loaded_by_its_class(tmp_path):
+    """Round trip of a model that no recipe made, to the bit; the tokenizer with it."""
+    kept = runs.load_pretrained("tatoeba-en-de", "cpu")
+    torch.manual_seed(0)
+    config = TransformerConfig(kept.tokenizer.vocab_size, 32, 4, 1, 64, d_k=5)
+    model = Transformer(config)
+    folder = model.save_pretrained(tmp_path / "mine", kept.tokenizer, half=False)
+    again = Transformer.from_pretrained(folder, "cpu")
+    assert again.config == config and not again.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+    loaded = runs.load_pretrained(folder, "cpu")
+    assert loaded.tokenizer.encode("A dog.") == kept.tokenizer.encode("A dog.")
+    shipped = Transformer.from_pretrained(device="cpu").state_dict()
+    assert all(torch.equal(shipped[n], v) for n, v in kept.model.state_dict().items())
+    other = Transformer(TransformerConfig(99, 32, 4, 1, 64))
+    with pytest.raises(ValueError, match="the model 99: give the model's own"):
+        other.save_pretrained(tmp_path / "other", kept.tokenizer)
+    with pytest.raises(ValueError, match="no model 'nonsense'"):
+        Transformer.from_pretrained("nonsense")
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -34,16 +34,19 @@ _HOME = {
     "average_checkpoints": "checkpoints",
     "load_pretrained": "runs",
     "save_pretrained": "runs",
+    "load_run": "runs",
     "greedy_decode": "decoding",
     "beam_search": "decoding",
     "bleu": "evaluation",
+    "sacre_bleu": "evaluation",
     "translate": "translator",
     "evaluate": "evaluation",
     "Translator": "translator",
 }
 
-# Chapters after 07 that give its Transformer a method: generate.
-_GROWN = ("decoding",)
+# Chapters after 07 that give its Transformer methods: from_pretrained, save_pretrained;
+# generate.
+_GROWN = ("runs", "decoding")
 
 __all__ = ["__version__", *_HOME]
 

@@ -6,8 +6,8 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/13_r
 
 # %% auto #0
 __all__ = ['RUN_FILES', 'MODEL_FILES', 'environment_record', 'Run', 'load_run', 'check_folder', 'claim_folder', 'held_folder',
-           'mend_best', 'save_pretrained', 'load_pretrained', 'find_pretrained', 'runs_folder', 'read_evidence',
-           'pair_key', 'recorded_outputs']
+           'mend_best', 'save_pretrained', 'Pretrained', 'load_pretrained', 'find_pretrained', 'runs_folder',
+           'read_evidence', 'pair_key', 'recorded_outputs']
 
 # %% ../notebooks/13_runs.ipynb #31b8734e
 import contextlib
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -46,7 +47,7 @@ from transformer_lib.checkpoints import (
 )
 from .corpora import load_corpus
 from .recipes import Recipe, read_recipe
-from .tokenizer import Tokenizer
+from .tokenizer import PAD, Tokenizer
 from .transformer import Transformer, TransformerConfig, default_device
 
 # %% ../notebooks/13_runs.ipynb #f386f7f3
@@ -387,9 +388,23 @@ def _check_model_folder(folder: Path) -> None:
                          "another folder.")  # fmt: skip
 
 # %% ../notebooks/13_runs.ipynb #ed9ffe1b
+class Pretrained(NamedTuple):
+    """A trained model with what is needed to use it.
+
+    Args:
+        model: In evaluation mode.
+        tokenizer: Its tokenizer.
+        about: A record with "data", "environment", "recipe" and "weights".
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    about: dict
+
+
 def load_pretrained(
     folder_or_name: str | Path, device: str | None = None
-) -> tuple[Transformer, Tokenizer, dict]:
+) -> Pretrained:
     """Load a model that ships with the library, that was saved, or of a run.
 
     Args:
@@ -398,8 +413,7 @@ def load_pretrained(
         device: Where the model goes; as default_device says if None.
 
     Returns:
-        The model in evaluation mode, its tokenizer, and a record with "data",
-        "environment", "recipe" and "weights".
+        The model in evaluation mode, its tokenizer, and its record.
 
     Raises:
         ValueError: If there is no such model, or a file of it is damaged.
@@ -409,7 +423,7 @@ def load_pretrained(
         run = load_run(folder, device)
         about = {"data": run.data, "environment": run.environment}
         about |= {"recipe": asdict(run.recipe), "weights": run.record}
-        return run.model, run.tokenizer, about
+        return Pretrained(run.model, run.tokenizer, about)
     check_manifest(folder, MODEL_FILES)
     tensors, record = load_tensors(folder / "weights.safetensors")
     recipe = read_recipe(folder / "recipe.json")
@@ -418,7 +432,7 @@ def load_pretrained(
     load_weights(model, tensors)
     about = _read_about(folder / "about.json")
     about |= {"recipe": asdict(recipe), "weights": record}
-    return model.to(default_device(device)).eval(), tokenizer, about
+    return Pretrained(model.to(default_device(device)).eval(), tokenizer, about)
 
 # %% ../notebooks/13_runs.ipynb #1a0a179e
 def find_pretrained(folder_or_name: str | Path) -> Path:
@@ -436,6 +450,58 @@ def find_pretrained(folder_or_name: str | Path) -> Path:
     raise ValueError(
         f"no model {str(folder_or_name)!r}: give a folder, or one of {known}."
     )
+
+# %% ../notebooks/13_runs.ipynb #c6c1077f
+def _from_pretrained(
+    cls, name_or_folder: str | Path = "tatoeba-en-de", device: str | None = None
+) -> Transformer:
+    """A trained model in evaluation mode: one that ships, was saved, or of a run.
+
+    Args:
+        name_or_folder: As for :func:`load_pretrained`, which also gives the tokenizer.
+        device: Where the model goes; as default_device says if None.
+
+    Raises:
+        ValueError: If there is no such model, or a file of it is damaged.
+    """
+    return load_pretrained(name_or_folder, device).model
+
+
+def _save_model(
+    model: Transformer, folder: str | Path, tokenizer: Tokenizer, half: bool = True
+) -> Path:
+    """Write this model and its tokenizer, for from_pretrained and the command line.
+
+    Args:
+        model: Its weights are taken as they are.
+        folder: Where to; a model that is there is replaced.
+        tokenizer: The model's tokenizer.
+        half: Whether to store weights in 16 bits, half the size.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: If the tokenizer is another model's, the folder holds something
+            else, or a weight is too large for 16 bits.
+    """
+    settings = asdict(model.config)
+    vocab_size, pad_id = settings.pop("vocab_size"), settings.pop("pad_id")
+    if pad_id != PAD:
+        raise ValueError(f"pad_id={pad_id}: the library's tokenizers pad with {PAD}.")
+    if tokenizer.vocab_size != vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} pieces, the model "
+            f"{vocab_size}: give the model's own."
+        )
+    recipe = Recipe("saved", "unknown", vocab_size, settings)
+    about = environment_record(str(model.device))
+    run = Run(recipe, model, tokenizer, Progress(), {}, about)
+    return save_pretrained(run, folder, half)
+
+
+Transformer.from_pretrained = classmethod(_from_pretrained)
+Transformer.save_pretrained = _save_model
 
 # %% ../notebooks/13_runs.ipynb #16a0488e
 def runs_folder() -> Path:
