@@ -208,9 +208,37 @@ def test_a_bit_of_any_file_of_a_model_or_run_is_noticed(given, place, name):
         if (place, name) != ("run", "manifest.json"):
             with pytest.raises(ValueError, match=f"{name}|no model"):
                 runs.load_pretrained(given / place, "cpu")
+        else:  # a run of others, who write none: told, and read
+            with pytest.warns(UserWarning, match="no manifest.json: whether its"):
+                runs.load_run(given / place, "cpu")
     finally:
         path.write_bytes(whole)
     runs.load_pretrained(given / place, "cpu")
+
+
+REPLACE = """
+import os, random, signal, sys, time
+from transformer_lib.runs import load_pretrained, load_run, save_pretrained
+
+run, rng = load_run(sys.argv[1], "cpu"), random.Random(5)
+for turn in range(12):
+    if not (child := os.fork()):
+        while True:
+            save_pretrained(run, sys.argv[2])
+    time.sleep(rng.uniform(0.005, 0.2))
+    os.kill(child, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL  # no error before
+    load_pretrained(sys.argv[2], "cpu")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_model_that_is_replaced_survives_a_kill(given, tmp_path):
+    """SIGKILL at random moments: one model or the other lies there, whole."""
+    shutil.copytree(given / "model", tmp_path / "there")
+    asked = [sys.executable, "-c", REPLACE, str(given / "run"), str(tmp_path / "there")]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("moment", range(5))
