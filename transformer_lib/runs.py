@@ -143,6 +143,11 @@ def load_run(
         raise ValueError(f"{run_dir} holds no trained model; run train first.")
     if (run_dir / MANIFEST).exists():  # it is written last of a run's first files
         check_manifest(run_dir, RUN_FILES)
+    else:
+        warnings.warn(
+            f"{run_dir} has no {MANIFEST}: whether its recipe and tokenizer are those "
+            "that it was trained with cannot be checked.", stacklevel=2,
+        )  # fmt: skip
     recipe = read_recipe(run_dir / "recipe.json")
     tokenizer = Tokenizer.load(run_dir / "tokenizer.model")
     model = Transformer(TransformerConfig(tokenizer.vocab_size, **recipe.model))
