@@ -100,8 +100,8 @@ def inside(source: str) -> str:
         for node in ast.walk(part.targets[0])
         if isinstance(node, ast.Name) and node.id.isupper()
     ]
-    text = body[:1] and isinstance(body[0], ast.Expr)  # a docstring
-    rest = body[1:] if text else body
+    text = body[:1] and isinstance(getattr(body[0], "value", None), ast.Constant)
+    rest = body[1:] if text and len(body) > 1 else body  # without a docstring
     if all(isinstance(part, ast.Import | ast.ImportFrom) for part in rest):
         return "the imports"
     if DRAWS.search(source) and not names:
