@@ -343,7 +343,7 @@ def contend(asked) -> None:
     with contextlib.ExitStack() as stack:
         if isinstance(peer, Ours):
             ahead = trainer._groups(peer.trainer), peer.trainer.recipe.prefetch
-            peer.coming = stack.enter_context(library.made_ahead(*ahead))
+            peer.coming = stack.enter_context(trainer._made_ahead(*ahead))
         for line in sys.stdin:
             places = range(int(line) * asked.updates, (int(line) + 1) * asked.updates)
             seconds, busy = peer.timed(places)

@@ -325,10 +325,10 @@ def test_text_is_brought_to_the_models_device(name, words):
 
 WITHOUT = {  # public functions that take a model and need no case, and why
     "load_weights save_checkpoint load_checkpoint": "files and a model, no inputs",
-    "initialize evaluating set_dropout compile_layers": "the model alone",
+    "initialize evaluating compile_layers": "the model alone",
     "watching attention_as adam training_flops": "the model alone",
     "export_ctranslate2 export_marian export_onnx prove to_int8": "made on the CPU",
-    "add_gradients mean_of_means mean_of_tokens": "update, and its wrong variants",
+    "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
 }
 

@@ -23,7 +23,7 @@ LONG = {
 }
 ENTER_BACK = {"errata", "wmt"}  # still import a back room
 EVERY_ROOM = "command_line"  # thin over all of them, and imports one when it is asked
-PUBLIC = 464  # names in the front rooms, together; the house has room for 220
+PUBLIC = 447  # names in the front rooms, together; the house has room for 220
 
 # Front rooms that are in order, and what each of them is about.
 IDEAS = {
@@ -51,6 +51,11 @@ IDEAS = {
     "ctranslate2_export": "_ctranslate2_spec",
     "int8": "_Int8Linear",
     "server": "translation_server",
+    "training": "fit",
+    "recipes": "Recipe",
+    "checkpoints": "save_tensors",
+    "runs": "Run",
+    "trainer": "train",
     "decoding": "greedy_search",
     "evaluation": "bleu",
     "translator": "Translator",
@@ -60,7 +65,7 @@ IDEAS = {
 }
 IN_ORDER = ["hello", *IDEAS]
 DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}
-TEXT = {"tokenizer", "downloads", "corpora"}  # they read files, and draw no page
+TEXT = {"tokenizer", "downloads", "corpora", "checkpoints", "runs"}  # files, no page
 SPEAKS_JSON = {"onnx_export", "marian", "ctranslate2_export", "server"}  # to others
 
 

@@ -144,7 +144,7 @@ def test_train_clears_away_its_own_leftovers_only(train, tmp_path):
     train(tiny(max_steps=6, keep_last=1), tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert not names & set(own) and names >= set(others)
-    assert {path.name for path in checkpoints.step_files(tmp_path)} == {
+    assert {path.name for path in checkpoints._step_files(tmp_path)} == {
         "step-000001.safetensors", "step-000006.safetensors"}  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def given(data_dir, tmp_path_factory):
 
 
 @pytest.mark.parametrize("place", ["model", "run"])
-@pytest.mark.parametrize("name", [*runs.RUN_FILES, "manifest.json"])
+@pytest.mark.parametrize("name", [*runs._RUN_FILES, "manifest.json"])
 def test_a_bit_of_any_file_of_a_model_or_run_is_noticed(given, place, name):
     path = given / place / name
     whole = path.read_bytes()
@@ -302,7 +302,7 @@ def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
 def test_every_shipped_model_names_its_own_hashes():
     folders = (Path(runs.__file__).parent / "pretrained").iterdir()
     for folder in folders:
-        checkpoints.check_manifest(folder, runs.MODEL_FILES)
+        checkpoints.verify_manifest(folder, runs._MODEL_FILES)
 
 
 def test_read_evidence_says_what_is_missing():
@@ -313,7 +313,7 @@ def test_read_evidence_says_what_is_missing():
 
 def test_recorded_outputs_are_matched_by_hash():
     pairs = FEW["valid"]
-    outputs = {runs.pair_key(pair): str(i) for i, pair in enumerate(pairs)}
+    outputs = {runs._pair_key(pair): str(i) for i, pair in enumerate(pairs)}
     record = {"recipe": {"corpus": "x"}, "outputs": {"gone": "?"} | outputs}
     with pytest.MonkeyPatch.context() as patch:
         found = Corpus("x", "test", pairs[::-1], licence="ours", origin="a test")

@@ -3,7 +3,10 @@
 import gc
 import json
 import math
+import sys
+import threading
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import torch
 from small_runs import FEW, SMALL, tiny
 
 from transformer_lib import runs, trainer, training
-from transformer_lib.batches import TokenPairs, load_prepared
+from transformer_lib.batches import TokenPairs, batches, load_prepared
 from transformer_lib.checkpoints import Progress
 from transformer_lib.training import Update, fit
 from transformer_lib.transformer import (
@@ -23,6 +26,7 @@ from transformer_lib.transformer import (
 
 # Fixtures that more than one file uses.
 data_dir = small_runs.data_dir
+pairs = small_runs.pairs
 model = small_runs.model
 train = small_runs.train
 
@@ -236,3 +240,138 @@ def test_memory_does_not_grow_with_the_length_of_a_run(train, tmp_path, monkeypa
     tracemalloc.stop()
     (tensors, before), *_, (later, after) = seen[-5:]
     assert later <= tensors and after - before < 60 * 500, seen
+
+
+def test_what_makes_batches_ahead_hands_on_its_errors_and_ends():
+    def items():
+        yield from (1, 2)
+        raise OSError("the disk is gone")
+
+    before = threading.active_count()
+    with trainer._made_ahead(items(), 4) as ready:
+        assert [next(ready), next(ready)] == [1, 2]
+        with pytest.raises(OSError, match="the disk is gone"):
+            next(ready)
+    with trainer._made_ahead(iter(range(10**9)), 2) as ready:
+        assert next(ready) == 0
+    assert threading.active_count() == before
+
+
+# --- what a reader brings ---
+
+
+def brought(pairs, cut=None):
+    """Batches, optimizer and schedule of one's own; the batches break off at one."""
+
+    def batches_of(epoch):
+        for number, batch in enumerate(batches(pairs, 300, seed=5, epoch=epoch)):
+            if (epoch, number) == cut:
+                raise OSError("no more")
+            if number < 3:
+                yield batch
+
+    return {
+        "batches": batches_of, "schedule": lambda step: 1e-3 / step,
+        "optimizer": lambda model: torch.optim.SGD(model.parameters(), momentum=0.9),
+    }  # fmt: skip
+
+
+def test_a_run_with_ones_own_loop_resumes_bit_equal(train, pairs, tmp_path):
+    """Own batches, optimizer and schedule, cut off in the second epoch."""
+    recipe = tiny(max_steps=8, prefetch=0)
+    whole = train(recipe, tmp_path / "whole", **brought(pairs))
+    with pytest.raises(OSError, match="no more"):
+        train(recipe, tmp_path / "cut", **brought(pairs, cut=(1, 2)))
+    with pytest.raises(ValueError, match="state of SGD, and this run has Adam: give"):
+        train(recipe, tmp_path / "cut")
+    resumed = train(recipe, tmp_path / "cut", **brought(pairs))
+    for a, b in zip(whole.history, resumed.history, strict=True):
+        for name in "train_loss", "valid_loss", "lr", "epoch":
+            assert a[name] == b[name]
+    assert [row["epoch"] for row in whole.history] == [0, 1, 1, 2]
+    assert whole.history[1]["lr"] == 1e-3 / 4
+    for p, q in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_ones_own_loop_is_plain_torch(train, pairs, tmp_path):
+    """Three updates of SGD on three batches, against the same in five lines."""
+    recipe = tiny(max_steps=3, validate_every=3, model=SMALL | {"dropout": 0.0})
+    run = train(recipe, tmp_path, **brought(pairs))
+    torch.manual_seed(recipe.seed)
+    model = Transformer(TransformerConfig(recipe.vocab_size, **recipe.model))
+    model.to(default_device())
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for step, batch in enumerate(batches(pairs, 300, seed=5, epoch=0), start=1):
+        if step > 3:
+            break
+        batch = batch.to(model.device)
+        logits = model(batch.src_ids, batch.tgt_in).transpose(1, 2)  # (B, V, T)
+        loss = torch.nn.functional.cross_entropy(
+            logits, batch.tgt_out, ignore_index=0, label_smoothing=recipe.epsilon
+        )
+        optimizer.param_groups[0]["lr"] = 1e-3 / step
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for p, q in zip(run.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-5)
+
+
+def test_batches_that_are_none_are_told(train, tmp_path):
+    with pytest.raises(ValueError, match=r"batches\(0\) gave no batch"):
+        train(tiny(), tmp_path, batches=lambda epoch: [])
+
+
+def test_early_stopping_and_what_it_left(train, tmp_path):
+    """It stops at the same update when asked again, and resumes without it."""
+    stop = trainer.EarlyStopping(patience=2, min_delta=9.0)
+    asked = []
+    both = {"callbacks": [asked.append, stop]}
+    run = train(tiny(max_steps=20), tmp_path, **both)
+    assert [row["step"] for row in run.history] == [2, 4, 6]
+    assert asked == [run.history] * 3  # one list, which grows
+    assert train(tiny(max_steps=20), tmp_path, **both).progress.step == 6
+    assert train(tiny(max_steps=8), tmp_path).progress.step == 8
+
+
+def test_early_stopping_by_hand():
+    def stops(losses, **settings):
+        stop = trainer.EarlyStopping(**settings)
+        return stop([{"valid_loss": loss} for loss in losses])
+
+    assert not stops([3.0, 4.0], patience=2) and stops([3.0, 4.0, 5.0], patience=2)
+    assert not stops([3.0, 4.0, 2.9], patience=2) and stops([3.0, 3.0], patience=1)
+    assert stops([3.0, 2.9], patience=1, min_delta=0.2)
+    with pytest.raises(ValueError, match="patience=0: wait for 1 validation or more"):
+        trainer.EarlyStopping(0)
+
+
+def test_curves_go_where_they_are_asked_for(train, tmp_path, monkeypatch):
+    """Stand-ins for both packages note what they are told."""
+    told, logged = [], []
+
+    class Writer:
+        def __init__(self, folder):
+            assert folder == str(tmp_path / "curves")
+
+        def add_scalar(self, name, value, step):
+            told.append((name, value, step))
+
+        def flush(self):
+            told.append("flushed")
+
+    def init(**settings):
+        assert settings == {"project": "mine", "name": "one"}
+        return SimpleNamespace(log=lambda row, step: logged.append((step, row)))
+
+    board = trainer.TensorBoard(tmp_path / "curves")
+    curves = trainer.WeightsAndBiases("mine", name="one")
+    fake = SimpleNamespace(SummaryWriter=Writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    run = train(tiny(max_steps=4), tmp_path / "run", callbacks=[board, curves])
+    assert [step for step, _ in logged] == [2, 4] and told.count("flushed") == 2
+    for row, (step, log) in zip(run.history, logged, strict=True):
+        assert row == log | {"step": step}
+        assert ("valid_loss", row["valid_loss"], step) in told

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import math
 import random
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -220,21 +219,6 @@ def test_each_switch_trains_as_the_plain_path(
     torch.compiler.reset()
     plain = losses_of(model, pairs, chunk=0, fused=False)
     assert losses_of(model, pairs, **switch) == pytest.approx(plain, abs=within)
-
-
-def test_what_makes_batches_ahead_hands_on_its_errors_and_ends():
-    def items():
-        yield from (1, 2)
-        raise OSError("the disk is gone")
-
-    before = threading.active_count()
-    with training.made_ahead(items(), 4) as ready:
-        assert [next(ready), next(ready)] == [1, 2]
-        with pytest.raises(OSError, match="the disk is gone"):
-            next(ready)
-    with training.made_ahead(iter(range(10**9)), 2) as ready:
-        assert next(ready) == 0
-    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize(("major", "wanted"), [

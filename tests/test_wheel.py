@@ -75,7 +75,7 @@ def test_the_wheel_holds_the_library_whole_and_nothing_else(built):
     wanted = files_of_the_library()
     assert {n for n in names if ".dist-info/" not in n} == wanted
     for name in ("evidence/tatoeba-en-de.json", "evidence/benchmarks/peers.json",
-                 "recipes/small.toml", "book.mplstyle",
+                 "recipes/small.toml", "book.mplstyle", "py.typed",
                  "pretrained/tatoeba-en-de/weights.safetensors"):  # fmt: skip
         assert f"transformer_lib/{name}" in wanted, name
     assert any(name.endswith("licenses/LICENSE") for name in names)

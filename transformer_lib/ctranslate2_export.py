@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .batches import whole_folder
-from .checkpoints import check_manifest, write_manifest
+from .checkpoints import verify_manifest, write_manifest
 from .decoding import _NEVER_SAID, Hypothesis, _check_search
 from transformer_lib.export import (
     _check_export,
@@ -185,7 +185,7 @@ class CTranslate2Model:
                 f"{folder} is no export for CTranslate2: give a folder that "
                 "`transformer-lib export --to ctranslate2` wrote."
             )
-        check_manifest(folder, needed)
+        verify_manifest(folder, needed)
         self.tokenizer = Tokenizer.load(folder / "tokenizer.model")
         self.names = _piece_names(self.tokenizer)
         self.max_length = _trained_length(_read_config(folder))

@@ -46,10 +46,14 @@ from .encoder import layer_norm
 from .evaluation import _tokens_13a, sacre_bleu
 from .exercises.check import Mistake, expect
 from .multihead import MultiHeadAttention, merge_heads, split_heads
-from .objective import label_smoothed_cross_entropy, noam_lr
+from transformer_lib.objective import (
+    build_optimizer,
+    label_smoothed_cross_entropy,
+    noam_lr,
+)
 from .positions import sinusoidal_positions
 from .tokenizer import BOS, EOS, PAD, train_bpe
-from .training import add_gradients
+from .training import update
 from .transformer import Transformer, TransformerConfig
 
 # %% ../notebooks/30_errata.ipynb #a36d273c
@@ -533,8 +537,7 @@ def mean_of_means(model: Transformer, group: Sequence[Batch]) -> None:
 
 def mean_of_tokens(model: Transformer, group: Sequence[Batch]) -> None:
     """Add the gradients as chapter 12 does, each by its share of the tokens."""
-    tokens = sum(batch.num_tokens for batch in group)
-    add_gradients(model, group, 0.1, tokens, "float32")
+    update(model, build_optimizer(model), group, 0.0, 0.1)
 
 
 @contextmanager

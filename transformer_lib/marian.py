@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .batches import whole_folder
-from .checkpoints import check_manifest, write_json, write_manifest
+from .checkpoints import verify_manifest, write_json, write_manifest
 from .decoding import _NEVER_SAID
 from transformer_lib.export import (
     _check_export,
@@ -189,7 +189,7 @@ def from_marian(
     """
     folder = Path(folder)
     if (folder / "manifest.json").exists():  # else it is not from here
-        check_manifest(folder)
+        verify_manifest(folder)
     try:
         with _without_bars():
             from transformers import MarianMTModel

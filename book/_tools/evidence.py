@@ -16,12 +16,12 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-from transformer_lib.checkpoints import step_files, write_json
+from transformer_lib.checkpoints import _step_files, write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import ensure_writable
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run, load_run, pair_key, runs_folder, save_pretrained
+from transformer_lib.runs import Run, _pair_key, load_run, runs_folder, save_pretrained
 from transformer_lib.trainer import train
 from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator
@@ -66,7 +66,7 @@ def record_of(run_dir: Path, device: str) -> dict:
     test = load_corpus(run.recipe.corpus, "test")
     best_is_last = run.record["step"] == run.history[-1]["step"]
     choices = ["last"] if best_is_last else ["best", "last"]
-    choices += ["average"] * (len(step_files(run_dir)) > 1)
+    choices += ["average"] * (len(_step_files(run_dir)) > 1)
     table = []
     for weights in choices:
         chosen = load_run(run_dir, device, weights)
@@ -80,7 +80,7 @@ def record_of(run_dir: Path, device: str) -> dict:
         "sentences": len(test),
         "test_sha256": test.sha256,
     }
-    keys = [pair_key(pair) for pair in test.pairs]
+    keys = [_pair_key(pair) for pair in test.pairs]
     return {
         "recipe": asdict(run.recipe),
         "parameters": sum(p.numel() for p in run.model.parameters()),
@@ -114,7 +114,7 @@ def main() -> None:
         train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
     write_json(path, record_of(run_dir, device))
     print(f"The record is in {path}.")
-    if len(step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
+    if len(_step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
         save_pretrained(load_run(run_dir, device, "average"), run_dir / "averaged")
 
 

@@ -13,9 +13,9 @@ import torch
 from evidence import translator
 
 from transformer_lib.checkpoints import (
+    _step_files,
     average_checkpoints,
     load_weights,
-    step_files,
     write_json,
 )
 from transformer_lib.corpora import load_corpus
@@ -57,7 +57,7 @@ def main() -> None:
         print(f"{name:24} {bleu.value:6.2f}", flush=True)
 
     torch.set_num_threads(1)
-    files = step_files(asked.run)
+    files = _step_files(asked.run)
     for file in files:
         score(file.stem, 1, [file])
     for count in (1, 5, 10):

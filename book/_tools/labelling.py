@@ -18,12 +18,12 @@ import torch
 from transformer_lib.batches import batches
 from transformer_lib.checkpoints import (
     Progress,
+    _keep_step,
+    _step_files,
     average_checkpoints,
-    keep_step,
     load_checkpoint,
     load_weights,
     save_checkpoint,
-    step_files,
     step_of,
     write_json,
 )
@@ -119,7 +119,7 @@ class Trainer:
         at.history.append(point | {"f1": self.score(self.few)[0]["f1"]})
         print(json.dumps(at.history[-1]), flush=True)
         weights = dict(self.model.named_parameters())
-        keep_step(self.folder, weights, at.history, self.recipe.keep_last)
+        _keep_step(self.folder, weights, at.history, self.recipe.keep_last)
         save_checkpoint(
             self.folder / "last.safetensors", self.model, self.optimizer, at
         )
@@ -156,7 +156,7 @@ def main() -> None:
         "environment": run.environment, "updates": run.at.step,
         "tokens": run.at.tokens, "passes": run.at.tokens / sum(words),
         "seconds": run.at.seconds, "f1": scores["f1"],
-        "weights": {"averaged": [step_of(path) for path in step_files(given.run)]},
+        "weights": {"averaged": [step_of(path) for path in _step_files(given.run)]},
         "scores": {"all": {"value": scores["f1"]} | scores},
         "development": {"trees": len(run.few), "every": given.some} | development,
         "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every},
