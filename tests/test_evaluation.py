@@ -391,6 +391,14 @@ def mean_of_sentences(hypotheses, references):
     return sum(no_clip(h, r) for h, r in both) / len(hypotheses)
 
 
+def sums(rows):
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def means(rows):
+    return [total / len(rows) for total in sums(rows)]
+
+
 def f_score(precision, recall, beta, weight):
     weight = beta**weight
     return (1 + weight) * precision * recall / (weight * precision + recall)
@@ -406,11 +414,11 @@ def f_score(precision, recall, beta, weight):
         (check_brevity, lambda c, r: min(1, c / r), "ratio of the lengths"),
         (check_brevity, lambda c, r: math.exp(1 - r / c), "no reward"),
         (check_corpus_precision, mean_of_sentences, "sum the counts first"),
-        (check_resampled, lambda c, rng: rng.permutation(c).sum(0), "replacement"),
-        (check_resampled, lambda c, rng: c[rng.integers(8, size=8)].mean(0), "mean"),
-        (check_resampled, lambda c, rng: c[rng.integers(8, size=4)].sum(0), "size"),
-        (check_resampled, lambda c, rng: c[rng.integers(8, size=8)], "each column"),
-        (check_resampled, lambda c, rng: c[[0, 0, 1, 2, 3, 4, 5, 6]].sum(0), "seed"),
+        (check_resampled, lambda c, rng: sums(rng.sample(c, 8)), "replacement"),
+        (check_resampled, lambda c, rng: means(rng.choices(c, k=8)), "mean"),
+        (check_resampled, lambda c, rng: sums(rng.choices(c, k=4)), "size"),
+        (check_resampled, lambda c, rng: rng.choices(c, k=8), "each column"),
+        (check_resampled, lambda c, rng: sums([c[0], *c[:7]]), "seed"),
         (check_f_score, lambda p, r, beta=2.0: f_score(p, r, beta, 0), "F1"),
         (check_f_score, lambda p, r, beta=2.0: f_score(p, r, beta, 1), "squared"),
         (check_f_score, lambda p, r, beta=2.0: f_score(r, p, beta, 2), "weighs prec"),

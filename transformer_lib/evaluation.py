@@ -8,12 +8,14 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/15_e
 __all__ = ['ngrams', 'bleu', 'Score', 'sacre_bleu', 'sentence_bleu', 'tokenized_bleu', 'chrf', 'Interval', 'bootstrap_interval',
            'Comparison', 'paired_bootstrap', 'perplexity', 'evaluate']
 
-# %% ../notebooks/15_evaluation.ipynb #ae895e25
+# %% ../notebooks/15_evaluation.ipynb #153a902e
 import math
-import re
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+
+# %% ../notebooks/15_evaluation.ipynb #ae895e25
+import re
+import time
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 
@@ -53,7 +55,7 @@ def _bleu_from_counts(
     """BLEU in percent from summed counts.
 
     Args:
-        counts: Ten numbers, as bleu_counts gives them.
+        counts: Ten numbers, as _bleu_counts gives them.
         smooth: "none", or "exp": orders without a hit count as 1/2, 1/4, ... of one.
         effective_order: Whether to leave out orders of which there are no n-grams.
 
@@ -105,7 +107,8 @@ def bleu(
     """
     _check_corpus(hypotheses, references, tokens=True)
     counts = [_bleu_counts(*pair) for pair in zip(hypotheses, references, strict=True)]
-    return _bleu_from_counts(np.sum(counts, axis=0), smooth)
+    summed = [sum(column) for column in zip(*counts, strict=True)]
+    return _bleu_from_counts(summed, smooth)
 
 # %% ../notebooks/15_evaluation.ipynb #98c6f88d
 def _check_corpus(hypotheses: Sequence, references: Sequence, tokens=False) -> None:

@@ -5,8 +5,7 @@ __all__ = ['is_close', 'check_clipped', 'check_brevity', 'check_corpus_precision
 
 # %% ../../notebooks/15_evaluation.ipynb #645169af
 import math
-
-import numpy as np
+import random
 
 from .check import exercise_check, expect
 
@@ -83,11 +82,15 @@ def check_corpus_precision(corpus_precision):
 @exercise_check("As many rows as there are, with replacement.")
 def check_resampled(resampled):
     """Whether rows are drawn with replacement, as many as there are, and summed."""
-    counts = np.array([[10.0**i, 1.0] for i in range(8)])
-    got = [np.asarray(resampled(counts, np.random.default_rng(s))) for s in range(20)]
+    counts = [[10**i, 1] for i in range(8)]
+    got = [resampled([row[:] for row in counts], random.Random(s)) for s in range(20)]
     expect(
-        all(sums.shape == (2,) for sums in got),
-        f"Give one sum for each column, shape (2,), not {got[0].shape}.",
+        all(hasattr(sums, "__len__") and len(sums) == 2 for sums in got),
+        "Give one sum for each column: two numbers for rows of two counts.",
+    )
+    expect(
+        all(not hasattr(x, "__len__") for sums in got for x in sums),
+        "Give one sum for each column: two numbers, not two rows.",
     )
     expect(
         not all(sums[1] == 1 for sums in got),
@@ -99,7 +102,7 @@ def check_resampled(resampled):
         "test set of another size.",
     )
     expect(
-        any(sums[0] != counts[:, 0].sum() for sums in got),
+        any(sums[0] != 11111111 for sums in got),
         "Each sample has every sentence once: you drew without replacement, so the "
         "score never changes.",
     )
