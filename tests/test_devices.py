@@ -213,6 +213,11 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     "fit": (lambda: family_model(causal=True), fitted),
     "sample": (lambda: family_model(causal=True, positions="learned"), sampled),
     "read": (family_model, lambda m: cpu(m.read(ids()))),
+    "StackSteps": (
+        lambda: family_model(causal=True, positions="rotary", num_kv_heads=1),
+        lambda m: cpu(family.StackSteps(m).read(ids())),
+    ),
+    "experts": (lambda: family_model(num_experts=3), lambda m: cpu(m.read(ids()))),
     "ImageClassifier": (
         lambda: image_model(),
         lambda m: cpu(m(torch.linspace(0, 1, 128).view(2, 1, 8, 8))),

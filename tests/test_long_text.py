@@ -222,10 +222,10 @@ def test_latent_attention_equals_deepseeks():
     torch.manual_seed(0)
     config = DeepseekV2Config(
         hidden_size=12, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=None,
-        kv_lora_rank=5, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4,
+        kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4,
         attention_bias=False, attn_implementation="eager",
     )  # fmt: skip
-    theirs, ours = DeepseekV2Attention(config, 0).eval(), LatentAttention(12, 3, 5)
+    theirs, ours = DeepseekV2Attention(config, 0).eval(), LatentAttention(12, 3, 6)
     theirs.kv_a_layernorm = torch.nn.Identity()
     with torch.no_grad():
         query = torch.zeros(3, 6, 12)  # it divides by the root of 6, we by that of 4
