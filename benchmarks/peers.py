@@ -65,17 +65,12 @@ from training import (
 
 from transformer_lib import trainer
 from transformer_lib import training as library
-from transformer_lib.batches import (
-    load_prepared,
-    make_batch,
-    pack,
-    plan_batches,
-    plan_packed,
-)
+from transformer_lib.batches import make_batch, pack, plan_batches, plan_packed
 from transformer_lib.checkpoints import write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.objective import build_optimizer
+from transformer_lib.prepared import load_prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD, UNK

@@ -23,9 +23,9 @@ from pathlib import Path
 from apart import apart
 from kept import keep, out_file
 
-from transformer_lib.batches import prepare, sample_pairs
 from transformer_lib.corpora import stream_corpus
 from transformer_lib.grammar import grammar_split
+from transformer_lib.prepared import _sample_pairs, prepare
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.wmt import clean_wmt, miniature, open_tar_member
@@ -48,7 +48,7 @@ def real_pairs(count: int) -> list[tuple[str, str]]:
 
 
 def learn(corpus: dict, vocab_size: int, out: Path) -> None:
-    pairs = sample_pairs(stream_corpus(corpus), 200_000)
+    pairs = _sample_pairs(stream_corpus(corpus), 200_000)
     sides = (side for pair in pairs for side in pair)
     Tokenizer.train(sides, vocab_size).save(out)
 

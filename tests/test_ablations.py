@@ -42,7 +42,6 @@ from transformer_lib.ablations import (
     variation,
     within_t,
 )
-from transformer_lib.batches import prepare
 from transformer_lib.command_line import main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.exercises.ablations import (
@@ -51,6 +50,7 @@ from transformer_lib.exercises.ablations import (
     check_ranks,
 )
 from transformer_lib.files import claimed
+from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
 from transformer_lib.tokenizer import BOS, EOS

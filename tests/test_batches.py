@@ -1,16 +1,6 @@
 """Chapter 10: each pair once, never over the budget, the same again, and on disk."""
 
-import errno
-import json
-import os
 import random
-import runpy
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,26 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from transformer_lib import batches as module
 from transformer_lib.batches import (
     Batch,
-    PairWriter,
     TokenPairs,
+    _fill,
+    _fill_rows,
+    _id_type,
     batches,
-    fill,
-    fill_rows,
     flatten,
-    id_type,
     join_pairs,
-    load_prepared,
     make_batch,
     pack,
     pad,
-    pieces_of,
     plan_batches,
     plan_packed,
-    prepare,
-    sample_pairs,
     tokenize_pairs,
 )
 from transformer_lib.exercises.batches import (
@@ -96,7 +80,7 @@ def test_index_out_of_range():
      (65_537, "uint32")],
 )  # fmt: skip
 def test_the_smallest_type_that_holds_the_vocabulary(size, wanted):
-    assert id_type(size) == np.dtype(wanted)
+    assert _id_type(size) == np.dtype(wanted)
     flat, _ = flatten([[size - 1, 0]], size)
     assert flat.tolist() == [size - 1, 0] and flat.dtype == np.dtype(wanted)
 
@@ -229,74 +213,6 @@ def test_a_negative_start_is_refused():
         next(batches(some_pairs(5), 200, start=-1))
 
 
-# --- on disk -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mmap", [True, False])
-def test_saved_pairs_come_back(mmap, tmp_path):
-    pairs = some_pairs()
-    pairs.save(tmp_path / "deep" / "pairs")
-    again = TokenPairs.load(tmp_path / "deep" / "pairs", mmap=mmap)
-    assert isinstance(again.src, np.memmap) == mmap
-    for name in module.ARRAYS:
-        a, b = getattr(pairs, name), getattr(again, name)
-        assert a.dtype == b.dtype and np.array_equal(a, b)
-    assert plan_batches(again, 300) == plan_batches(pairs, 300)
-    first, same = next(batches(pairs, 300)), next(batches(again, 300))
-    assert torch.equal(first.src_ids, same.src_ids)
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["pairs"]
-
-
-def test_saving_again_replaces(tmp_path):
-    some_pairs(10).save(tmp_path / "pairs")
-    some_pairs(20).save(tmp_path / "pairs")
-    assert len(TokenPairs.load(tmp_path / "pairs")) == 20
-    assert [p.name for p in tmp_path.iterdir()] == ["pairs"]
-
-
-@pytest.mark.parametrize("fails", ["save", "replace"])
-def test_a_failed_save_leaves_what_was_there(fails, tmp_path, monkeypatch):
-    some_pairs(10).save(tmp_path / "pairs")
-    replace, done = module.os.replace, []
-
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    def second_fails(a, b):
-        done.append(a)
-        if len(done) == 2:
-            full()
-        replace(a, b)
-
-    if fails == "save":
-        monkeypatch.setattr(module.np, "save", full)
-    else:
-        monkeypatch.setattr(module.os, "replace", second_fails)
-    with pytest.raises(OSError, match="No space"):
-        some_pairs(20).save(tmp_path / "pairs")
-    assert len(TokenPairs.load(tmp_path / "pairs")) == 10
-    assert [p.name for p in tmp_path.iterdir()] == ["pairs"]
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda p: (p / "src.npy").unlink(),
-        lambda p: (p / "tgt.npy").write_bytes((p / "tgt.npy").read_bytes()[:-40]),
-        lambda p: (p / "meta.json").write_text('{"pairs"'),
-        lambda p: (p / "src.npy").write_bytes(b""),
-        lambda p: np.save(p / "tgt.npy", np.zeros(3, np.uint8)),
-        lambda p: np.save(p / "src_offsets.npy", np.zeros(0, np.int64)),
-    ],
-    ids=["missing", "cut short", "meta", "empty", "other", "no offsets"],
-)
-def test_a_damaged_folder_is_named(harm, tmp_path):
-    some_pairs().save(tmp_path / "pairs")
-    harm(tmp_path / "pairs")
-    with pytest.raises(ValueError, match="pairs.*write it anew"):
-        TokenPairs.load(tmp_path / "pairs")
-
-
 def test_no_batch_of_nothing():
     with pytest.raises(ValueError, match="no rows"):
         make_batch(some_pairs(3), [])
@@ -314,7 +230,7 @@ def test_filling_is_greedy(rows, budget, seed):
         if now and (len(now) + 1) * widths[i] > budget:
             slow, now = [*slow, now], []
         now.append(i)
-    assert [b.tolist() for b in fill(order, widths[order], budget)] == [*slow, now]
+    assert [b.tolist() for b in _fill(order, widths[order], budget)] == [*slow, now]
 
 
 def test_without_a_seed_from_short_to_long():
@@ -347,64 +263,6 @@ def test_a_rank_that_is_not_there(rank, size):
         next(batches(some_pairs(5), 200, rank=rank, world_size=size))
 
 
-# --- more than four billion tokens ---------------------------------------------------
-
-
-def test_offsets_beyond_32_bits_while_writing(tmp_path):
-    writer, many = PairWriter(tmp_path / "pairs", V), 2**32 - 3
-    writer.add([[4, 5]], [[6]])
-    writer.sizes["src"] += many  # as if so many had been written
-    writer.add([[7, 8, 9], [10]], [[4], [5]])
-    writer.sizes["src"] -= many
-    writer.finish()
-    offsets = np.load(tmp_path / "pairs" / "src_offsets.npy")
-    assert offsets.dtype == np.int64
-    assert offsets.tolist() == [0, 2, many + 5, many + 6] and offsets[-1] > 2**32
-
-
-def test_reading_beyond_32_bits(tmp_path):
-    """A file with a hole of eight billion bytes takes no room on the disk."""
-    many, path = 2**32 + 5, tmp_path / "src.bin"
-    with open(path, "wb") as file:
-        file.truncate(2 * many)
-        file.seek(2 * (many - 3))
-        file.write(np.array([11, 12, 13], np.uint16).tobytes())
-    assert path.stat().st_blocks * 512 < 1 << 20
-    flat = np.memmap(path, np.uint16, "r")
-    source = np.array([0, 2, 5, many - 3, many - 1, many], dtype=np.int64)
-    pairs = TokenPairs(flat, source, *flatten([[4, 5]] * 5, V))
-    assert pairs[3][0].tolist() == [11, 12] and pairs[-1][0].tolist() == [13]
-    batch = make_batch(pairs, [4, 3])
-    assert batch.src_ids.tolist() == [[13, EOS, PAD], [11, 12, EOS]]
-    assert pairs.src_lengths.max() == many - 7
-    with pytest.raises(ValueError, match=f"pair 2 has {many - 7} tokens"):
-        plan_batches(pairs, 2**31 - 1)
-
-
-# --- from text to disk ---------------------------------------------------------------
-
-
-@given(st.lists(st.text(max_size=9), max_size=40), st.integers(1, 9))
-@EASY
-def test_pieces_are_the_stream(texts, size):
-    pairs = [(text, text) for text in texts]
-    pieces = list(pieces_of(iter(pairs), size, characters=30))
-    assert [pair for piece in pieces for pair in piece] == pairs
-    for piece in pieces:
-        assert 0 < len(piece) <= size
-        assert sum(2 * len(a) for a, _ in piece[:-1]) <= 30
-
-
-def test_a_sample_is_bounded_whole_if_short_and_the_same_again():
-    assert sample_pairs(iter(range(5)), 9) == [0, 1, 2, 3, 4]
-    sample = sample_pairs(iter(range(1000)), 50, seed=3)
-    assert len(set(sample)) == 50 and sample == sample_pairs(range(1000), 50, seed=3)
-    assert sample != sample_pairs(range(1000), 50, seed=4)
-    drawn = [x for seed in range(400) for x in sample_pairs(range(40), 10, seed)]
-    times = np.bincount(drawn, minlength=40)
-    assert times.min() > 60 and times.max() < 140  # 100 each; sqrt(75) to either side
-
-
 def write_text(path, n, seed=0):
     """n lines of made-up sentences and their words in reverse order."""
     rng = random.Random(seed)
@@ -419,427 +277,6 @@ def write_text(path, n, seed=0):
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text") / "mine.tsv", 2000)
-
-
-@pytest.fixture
-def prepared(text, tmp_path):
-    prepare(text, tmp_path / "data", vocab_size=300)
-    return tmp_path / "data"
-
-
-def snapshot(folder):
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
-
-
-def test_prepare_writes_what_tokenize_pairs_gives(text, prepared):
-    done = load_prepared(prepared, verify=True)
-    corpora = [module.load_corpus(text, split) for split in ("train", "valid")]
-    for pairs, corpus in zip((done.train, done.valid), corpora, strict=True):
-        wanted = tokenize_pairs(corpus.pairs, done.tokenizer)
-        for name in module.ARRAYS:
-            a, b = getattr(pairs, name), getattr(wanted, name)
-            assert isinstance(a, np.memmap) and a.dtype == b.dtype
-            assert np.array_equal(a, b)
-    sides = [side for pair in corpora[0].pairs for side in pair]
-    assert done.tokenizer.model == Tokenizer.train(sides, 300).model
-    assert done.data["sha256"] == corpora[0].sha256
-    assert done.data["train_pairs"] == len(corpora[0]) and "mine" in done.data["origin"]
-    assert done.data["train_pairs"] + done.data["valid_pairs"] == 2000
-
-
-def test_prepare_takes_a_sample_of_the_pairs(text, tmp_path):
-    done = prepare(text, tmp_path / "a", 300, max_pairs=100)
-    corpora = [module.load_corpus(text, split) for split in ("train", "valid")]
-    some = module.sample_pairs(corpora[0].pairs, 100)
-    wanted = tokenize_pairs(some, done.tokenizer)
-    assert np.array_equal(done.train.tgt, wanted.tgt) and len(done.train) == 100
-    assert len(done.valid) == len(corpora[1])
-    sides = [side for pair in some for side in pair]
-    assert done.tokenizer.model == Tokenizer.train(sides, 300).model
-    with pytest.raises(ValueError, match="max_pairs is 100, asked for is 99"):
-        prepare(text, tmp_path / "a", 300, max_pairs=99)
-
-
-def test_further_copies_are_cut_anew_and_say_the_same(text, tmp_path):
-    """Each copy decodes to the same sentences; the seed repeats the cuts to the bit."""
-    plain = prepare(text, tmp_path / "plain", 300)
-    drawn = prepare(text, tmp_path / "drawn", 300, sample=0.3, copies=3)
-    again = prepare(text, tmp_path / "again", 300, sample=0.3, copies=3)
-    assert drawn.tokenizer.model == plain.tokenizer.model
-    assert np.array_equal(drawn.train.tgt, again.train.tgt)
-    assert np.array_equal(drawn.valid.tgt, plain.valid.tgt)
-    n = len(plain.train)
-    assert len(drawn.train) == 3 * n and drawn.data["train_pairs"] == n
-    assert drawn.data["sha256"] == plain.data["sha256"]
-    copies = [[drawn.train[k * n + i] for i in range(n)] for k in range(3)]
-    assert all(np.array_equal(a[0], plain.train[i][0]) for i, a in enumerate(copies[0]))
-    differ = 0
-    for i in range(n):
-        said = {tuple(map(drawn.tokenizer.decode, map(list, c[i]))) for c in copies}
-        assert len(said) == 1
-        differ += len({tuple(c[i][1]) for c in copies}) > 1
-    assert differ > n / 2
-    with pytest.raises(ValueError, match="sample=2: must be from 0 to 1"):
-        prepare(text, tmp_path / "no", 300, sample=2)
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_prepare_is_the_same_for_any_threads_and_pieces(
-    kind, text, tmp_path, monkeypatch
-):
-    prepare(text, tmp_path / "one", 280, kind, threads=1, sample_size=700)
-    cut = module.pieces_of
-    monkeypatch.setattr(module, "pieces_of", lambda pairs: cut(pairs, size=77))
-    prepare(text, tmp_path / "two", 280, kind, threads=3, sample_size=700)
-    assert snapshot(tmp_path / "one") == snapshot(tmp_path / "two")
-
-
-def test_prepare_of_a_known_corpus_with_a_given_tokenizer(tokenizer, tmp_path):
-    done = prepare("grammar-en-de", tmp_path / "a", tokenizer=tokenizer)
-    assert (len(done.train), len(done.valid)) == (20_000, 500)
-    assert done.tokenizer.model == tokenizer.model
-    assert done.data["settings"]["vocab_size"] == tokenizer.vocab_size
-    assert done.data["licence"].startswith("Apache")
-    other = Tokenizer.train([s for p in grammar_split("train", 500) for s in p], 380)
-    with pytest.raises(ValueError, match="tokenizer is"):
-        prepare("grammar-en-de", tmp_path / "a", tokenizer=other)
-
-
-def test_what_is_left_out_is_counted_and_numbered(tokenizer, tmp_path):
-    lines = [("A dog.", "Ein Hund.")] * 300
-    lines[3] = ("The dog sees the house. " * 9, "Der Hund sieht das Haus. " * 9)
-    lines[7] = ("one two three four five six seven", "eins zwei drei")
-    path = tmp_path / "mine.tsv"
-    path.write_text("".join(f"{a}\t{b}\n" for a, b in lines), encoding="utf-8")
-    corpus = {"train": str(path), "valid": str(path)}
-    folder = tmp_path / "data"
-    done = prepare(corpus, folder, tokenizer=tokenizer, max_length=40, max_words=6)
-    data, first = done.data, {"over 40 tokens": [4], "over 6 words": [8]}
-    assert data["train"]["left_out"] == {"over 40 tokens": 1, "over 6 words": 1}
-    assert data["train"]["first_left_out"] == first
-    assert data["train"]["read"] == 300 and data["train_pairs"] == 298
-    assert "kept 300 of 300" in data["cleaning"]
-
-
-def test_prepare_again_finds_it_done(text, prepared, monkeypatch):
-    before = snapshot(prepared)
-    monkeypatch.setattr(module, "write_prepared", None)
-    prepare(text, prepared, vocab_size=300, threads=1)
-    assert snapshot(prepared) == before
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"vocab_size": 290}, "vocab_size is 300, asked for is 290"),
-        ({"max_length": 20}, "max_length is 128, asked for is 20"),
-        ({"max_words": 5}, "max_words is None, asked for is 5"),
-        ({"corpus": "grammar-en-de"}, "corpus is .*mine.tsv', asked for is 'grammar"),
-    ],
-)
-def test_other_settings_are_refused(changes, said, text, prepared):
-    before = snapshot(prepared)
-    with pytest.raises(ValueError, match=said):
-        prepare(**{"corpus": text, "folder": prepared, "vocab_size": 300} | changes)
-    assert snapshot(prepared) == before
-
-
-def test_a_text_that_has_changed_is_noticed(tmp_path):
-    text = write_text(tmp_path / "mine.tsv", 500)
-    prepare(text, tmp_path / "data", vocab_size=300)
-    write_text(tmp_path / "mine.tsv", 501)
-    with pytest.raises(ValueError, match="mine.tsv had .* bytes and has .* now"):
-        prepare(text, tmp_path / "data", vocab_size=300)
-    os.unlink(text)  # without the text, what was made of it can still be used
-    assert len(prepare(text, tmp_path / "data", vocab_size=300).train) > 400
-
-
-def test_a_folder_of_other_files_is_left_alone(text, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds other files"):
-        prepare(text, tmp_path, vocab_size=300)
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
-    with pytest.raises(ValueError, match="notes.txt is a file"):
-        prepare(text, tmp_path / "notes.txt", vocab_size=300)
-
-
-def test_a_folder_that_cannot_be_renamed_is_written_inside(
-    text, tmp_path, monkeypatch
-):
-    """An empty one may be where a disk is mounted; what is there stays its own."""
-    place, replace = tmp_path / "volume", os.replace
-    (place / "lost+found").mkdir(parents=True)
-    place.chmod(0o750)
-
-    def busy(path, target):
-        if place in (Path(path), Path(target)):
-            raise OSError(errno.EBUSY, "Device or resource busy")
-        replace(path, target)
-
-    monkeypatch.setattr(module.os, "replace", busy)
-    number = place.stat().st_ino
-    prepare(text, place, vocab_size=300)
-    assert place.stat().st_ino == number and place.stat().st_mode & 0o777 == 0o750
-    names = {"data.json", "lost+found", "tokenizer.model", "train", "valid"}
-    assert {path.name for path in place.iterdir()} == names
-    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place)
-    with module.whole_folder(place, "new") as part:
-        (part / "new").write_text("x")
-    assert {path.name for path in place.iterdir()} == {"lost+found", "new"}
-
-
-def test_a_link_to_a_folder_stays_a_link(text, tmp_path):
-    (tmp_path / "disk").mkdir()
-    for name in "there", "not yet":
-        (tmp_path / name).symlink_to(f"disk/{name}")
-    (tmp_path / "disk" / "there").mkdir()
-    for name in "there", "not yet":
-        prepare(text, tmp_path / name, vocab_size=300)
-        assert (tmp_path / name).is_symlink()
-        assert (tmp_path / "disk" / name / "data.json").is_file()
-
-
-def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr(module, "write_prepared", None)
-    with pytest.raises(OSError, match="data could not be written .Not a directory"):
-        prepare("grammar-en-de", tmp_path / "file" / "data", vocab_size=300)
-
-
-def test_a_part_of_a_dead_process_is_swept_and_the_old_folder_brought_back(tmp_path):
-    """It died between two renamings; then one between writing and renaming."""
-    some_pairs(10).save(tmp_path / "pairs")
-    os.rename(tmp_path / "pairs", tmp_path / ".pairs.old")
-    (tmp_path / ".pairs.part").mkdir()
-    (tmp_path / ".pairs.part" / "half").write_text("x")
-    with pytest.raises(KeyError), module.whole_folder(tmp_path / "pairs"):
-        raise KeyError
-    assert len(TokenPairs.load(tmp_path / "pairs")) == 10
-    assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
-
-
-@pytest.mark.parametrize(
-    "changes", [{"vocab_size": 0}, {"max_length": 0}, {"threads": 0}, {"max_words": -1}]
-)
-def test_impossible_settings(changes, text, tmp_path):
-    (name, value), = changes.items()
-    with pytest.raises(ValueError, match=f"{name}={value}: must be at least 1"):
-        prepare(text, tmp_path / "data", **changes)
-    assert not list(tmp_path.iterdir())
-
-
-def test_nothing_left_for_a_split_is_said(tokenizer, tmp_path):
-    (tmp_path / "mine.tsv").write_text("a dog\tein Hund\n" * 9, encoding="utf-8")
-    with pytest.raises(ValueError, match="no pair is left for the"):
-        prepare(str(tmp_path / "mine.tsv"), tmp_path / "data", tokenizer=tokenizer)
-    assert [p.name for p in tmp_path.iterdir()] == ["mine.tsv"]
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
-def test_the_benchmark_runs(capsys):
-    """benchmarks/prepare.py --quick gives figures for all three, and for more text."""
-    pytest.importorskip("tokenizers")
-    path = Path(__file__).parents[1] / "benchmarks" / "prepare.py"
-    record = runpy.run_path(str(path))["main"](["--quick"])
-    figures = record["texts"]["made up"]
-    assert len(figures["jobs"]) == 3 and figures["repeated"]["pairs"] == 9000
-    assert all(job["pairs_a_minute_median"] > 0 for job in figures["jobs"].values())
-    assert "transformer_lib prepare" in capsys.readouterr().out
-
-
-# --- damage, full disks, sudden death -------------------------------------------------
-
-
-def names_of(folder):
-    return [name for name in snapshot(folder) if name != "data.json"]
-
-
-def test_any_flipped_byte_is_named(prepared):
-    """One bit in each file: verify finds it, and says where."""
-    names = names_of(prepared)
-    assert len(names) == 11
-    for name in names:
-        path = prepared / name
-        whole = path.read_bytes()
-        place = random.Random(name).randrange(len(whole))
-        flipped = bytes([whole[place] ^ 4])
-        path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
-        with pytest.raises(ValueError, match=f"{name} is damaged.*Delete the folder"):
-            load_prepared(prepared, verify=True)
-        path.write_bytes(whole)
-    load_prepared(prepared, verify=True)
-
-
-@given(share=st.floats(0, 1), bit=st.integers(0, 7))
-@EASY
-def test_a_flipped_bit_in_data_json_is_noticed(share, bit, tmp_path_factory):
-    folder = FLIPPED.get("folder")
-    if folder is None:
-        folder = FLIPPED["folder"] = tmp_path_factory.mktemp("flip") / "data"
-        text = write_text(folder.parent / "mine.tsv", 500)
-        prepare(text, folder, vocab_size=300)
-        FLIPPED["whole"] = (folder / "data.json").read_bytes()
-    whole = FLIPPED["whole"]
-    place = int(share * (len(whole) - 1))
-    changed = bytes([whole[place] ^ (1 << bit)])
-    (folder / "data.json").write_bytes(whole[:place] + changed + whole[place + 1 :])
-    try:
-        data = load_prepared(folder).data
-    except ValueError as error:
-        assert "data.json is damaged" in str(error)
-    else:  # white space between the values
-        assert data == json.loads(whole)
-
-
-FLIPPED = {}
-
-
-@pytest.mark.parametrize("harm", ["cut", "longer", "missing", "empty"])
-def test_a_cut_file_is_named_without_verify(harm, prepared):
-    for name in names_of(prepared):
-        path = prepared / name
-        whole = path.read_bytes()
-        path.write_bytes({"cut": whole[:-1], "longer": whole + b"x"}.get(harm, b""))
-        if harm == "missing":
-            path.unlink()
-        said = "is missing" if harm == "missing" else "bytes instead of"
-        with pytest.raises(ValueError, match=f"{name} .*{said}.*Delete the folder"):
-            load_prepared(prepared)
-        path.write_bytes(whole)
-
-
-def test_nothing_there_is_said(tmp_path):
-    with pytest.raises(ValueError, match="no prepared text"):
-        load_prepared(tmp_path / "no")
-
-
-def test_damage_is_noticed_by_prepare(text, prepared):
-    path = prepared / "valid" / "tgt.npy"
-    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(ValueError, match="valid/tgt.npy is damaged"):
-        prepare(text, prepared, vocab_size=300)
-
-
-@pytest.mark.parametrize("after", [0, 1, 5, 9, 10, 12])
-def test_a_disk_that_fills_up_is_said_and_leaves_nothing(
-    after, text, tmp_path, monkeypatch
-):
-    done = []
-
-    def fsync(handle):
-        done.append(handle)
-        if len(done) > after:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    def append(self, name, array):
-        if after == 0:
-            fsync(0)
-        write(self, name, array)
-
-    write = PairWriter.append
-    monkeypatch.setattr(module.os, "fsync", fsync)
-    monkeypatch.setattr(PairWriter, "append", append)
-    if after < 10:
-        with pytest.raises(OSError, match="data could not be .*No space.*Free"):
-            prepare(text, tmp_path / "data", vocab_size=300)
-        assert not list(tmp_path.iterdir())
-        monkeypatch.undo()
-    assert len(prepare(text, tmp_path / "data", vocab_size=300).train) > 1900
-
-
-def small_disk(path):
-    """A disk of 64 kilobytes, where this may be mounted."""
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
-    return shutil.which("mount") and not subprocess.run(
-        command, capture_output=True
-    ).returncode
-
-
-def test_a_disk_that_is_really_full(text, tmp_path):
-    disk = tmp_path / "disk"
-    if not small_disk(disk):
-        pytest.skip("no small disk can be mounted here")
-    try:
-        with pytest.raises(OSError, match="disk/data could not be .*No space"):
-            prepare(text, disk / "data", vocab_size=300)
-        assert not list(disk.iterdir())
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_at_any_moment_nothing_or_all_is_there(text, tmp_path, tokenizer):
-    """SIGKILL ten times, at moments spread over a whole run; then it is finished."""
-    settings = {"vocab_size": 300, "threads": 1}
-    start = time.perf_counter()
-    prepare(text, tmp_path / "undisturbed", **settings)
-    whole = time.perf_counter() - start
-    for k in range(10):
-        process = os.fork()
-        if process == 0:
-            prepare(text, tmp_path / "data", **settings)
-            os._exit(0)
-        time.sleep(whole * (k + 1) / 10)
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        try:
-            load_prepared(tmp_path / "data", verify=True)
-        except ValueError as error:
-            assert "no prepared text" in str(error)
-            assert not (tmp_path / "data").exists()
-    prepare(text, tmp_path / "data", **settings)
-    assert snapshot(tmp_path / "data") == snapshot(tmp_path / "undisturbed")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "undisturbed"]
-
-
-@pytest.mark.skipif(not module.fcntl, reason="needs file locks")
-def test_two_processes_that_prepare_the_same_folder(text, tmp_path):
-    children = []
-    for _ in range(3):
-        children.append(os.fork())
-        if children[-1] == 0:
-            status = 1
-            try:
-                prepare(text, tmp_path / "data", vocab_size=300)
-                status = 0
-            finally:
-                os._exit(status)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
-    load_prepared(tmp_path / "data", verify=True)
-    assert [p.name for p in tmp_path.iterdir()] == ["data"]
-
-
-MEASURE = """
-import sys
-from transformer_lib import batches
-from transformer_lib.batches import prepare
-
-cut = batches.pieces_of
-batches.pieces_of = lambda pairs: cut(pairs, size=500)
-
-def peak():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-
-for n, text in enumerate(sys.argv[2:]):
-    done = prepare(text, f"{sys.argv[1]}/{n}", 300, threads=1, sample_size=1000)
-    print(done.data["train_pairs"], peak())
-"""
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
-def test_memory_does_not_grow_with_the_text(tmp_path):
-    """Ten times the text: at most four megabytes more at the peak."""
-    texts = [write_text(tmp_path / f"{n}.tsv", n) for n in (2000, 20_000)]
-    command = [sys.executable, "-c", MEASURE, str(tmp_path / "out"), *texts]
-    (tmp_path / "out").mkdir()
-    answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    numbers = [list(map(int, line.split())) for line in answer.splitlines()]
-    (_, small), (pairs, large) = numbers
-    held = pairs * 2 * (56 + 7 * 30)  # strings and lists of numbers
-    assert large - small < 4_000 < held / 1024 / 2, answer  # kilobytes
 
 
 # --- the exercises' checks name the mistakes -----------------------------------------
@@ -993,7 +430,7 @@ def test_joined_pairs_come_after_the_pairs_and_keep_their_sides_together():
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1),
        st.integers(9, 30))  # fmt: skip
 def test_rows_are_filled_and_none_is_over(sizes, width):
-    rows = fill_rows(sizes, width)
+    rows = _fill_rows(sizes, width)
     assert sorted(i for row in rows for i in row) == list(range(len(sizes)))
     room = [[sum(sizes[i][side] for i in row) for side in (0, 1)] for row in rows]
     assert all(max(used) <= width for used in room)
@@ -1004,7 +441,7 @@ def test_rows_are_filled_and_none_is_over(sizes, width):
 
 def test_a_pair_that_fits_no_row_is_refused():
     with pytest.raises(ValueError, match="pair 1 has 12 tokens, and a row holds 10"):
-        fill_rows([(3, 4), (12, 2)], 10)
+        _fill_rows([(3, 4), (12, 2)], 10)
 
 
 def test_a_long_pair_makes_its_rows_wide():

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transformer_lib import command_line as cli
-from transformer_lib.batches import load_prepared
 from transformer_lib.command_line import _settings_asked, main
 from transformer_lib.corpora import load_corpus
+from transformer_lib.prepared import load_prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
 from transformer_lib.trainer import _check_prepared
@@ -185,7 +185,7 @@ def test_what_is_written_to_keeps_its_kind_and_its_permissions(at, option, tmp_p
 
 DATA = ["--data", "data"]
 EARLY = {  # command, where it writes -> the rest of what is asked, and the work
-    ("prepare", "--out"): (["--corpus", "grammar-en-de"], "batches.Tokenizer.train"),
+    ("prepare", "--out"): (["--corpus", "grammar-en-de"], "prepared.Tokenizer.train"),
     ("train", "--run"): (["small", *DATA, *TINY], "trainer.load_prepared"),
     ("average", "--out"): (["run"], "checkpoints.average_checkpoints"),
     ("translate", "--output"): (["run", "one.en"], "translator.Translator.stream"),

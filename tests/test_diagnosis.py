@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import transformer_lib.diagnosis as diagnosis
-from transformer_lib.batches import Batch, TokenPairs, load_prepared, make_batch
+from transformer_lib.batches import Batch, TokenPairs, make_batch
 from transformer_lib.checkpoints import load_tensors, save_tensors, write_manifest
 from transformer_lib.command_line import main
 from transformer_lib.diagnosis import (
@@ -34,6 +34,7 @@ from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.grammar import grammar_split
 from transformer_lib.multihead import use_attention
+from transformer_lib.prepared import load_prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
 from transformer_lib.trainer import train

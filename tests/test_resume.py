@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from transformer_lib import trainer
-from transformer_lib.batches import prepare
 from transformer_lib.checkpoints import DamagedFile, load_tensors
 from transformer_lib.grammar import grammar_split
+from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
 from transformer_lib.trainer import train

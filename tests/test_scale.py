@@ -12,7 +12,7 @@ import pytest
 
 from transformer_lib import ablations, recipes, runs
 from transformer_lib.ablations import ablate_side_by_side
-from transformer_lib.batches import prepare
+from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
 from transformer_lib.trainer import train

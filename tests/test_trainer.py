@@ -15,8 +15,9 @@ import torch
 from small_runs import FEW, SMALL, tiny
 
 from transformer_lib import runs, trainer, training
-from transformer_lib.batches import TokenPairs, batches, load_prepared
+from transformer_lib.batches import TokenPairs, batches
 from transformer_lib.checkpoints import Progress
+from transformer_lib.prepared import load_prepared
 from transformer_lib.training import Update, fit
 from transformer_lib.transformer import (
     Transformer,

@@ -26,7 +26,7 @@ _HOME = {
     "TransformerConfig": "transformer",
     "Tokenizer": "tokenizer",
     "load_corpus": "corpora",
-    "prepare": "batches",
+    "prepare": "prepared",
     "label_smoothed_cross_entropy": "objective",
     "noam_lr": "objective",
     "Recipe": "recipes",

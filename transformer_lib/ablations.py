@@ -23,19 +23,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from transformer_lib.batches import (
-    TokenPairs,
-    flatten,
-    load_prepared,
-    prepare,
-    tokenize_pairs,
-    within,
-)
+from .batches import TokenPairs, flatten, tokenize_pairs
 from .checkpoints import write_json
 from .corpora import load_corpus
 from .evaluation import perplexity, sacre_bleu
 from .files import claimed
 from .multihead import head_widths
+from .prepared import _within, load_prepared, prepare
 from .recipes import Recipe
 from .runs import load_run
 from .trainer import train
@@ -262,7 +256,7 @@ def ablate(
         prepare(base.corpus, data_dir, base.vocab_size, base.kind, base.max_length,
                 max_words=base.max_words, max_pairs=base.max_pairs)  # fmt: skip
     corpus = load_prepared(data_dir).data["corpus"]  # with --data: not the recipe's
-    pairs = list(within(load_corpus(corpus, split).pairs, base.max_words))
+    pairs = list(_within(load_corpus(corpus, split).pairs, base.max_words))
     pairs = pairs[:: math.ceil(len(pairs) / sentences)]  # of every part of the text
     for key, recipe in todo:
         name = f"{key}-{recipe.seed}"

@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from .batches import file_record, what_is_wrong
 from .files import finish_file, whole_file
+from .prepared import _file_record, _what_is_wrong
 
 # %% ../notebooks/13_runs.ipynb #0eead407
 def write_json(path: str | Path, value) -> None:
@@ -66,7 +66,7 @@ def write_manifest(folder: str | Path, names: Sequence[str] | None = None) -> No
     folder = Path(folder)
     if names is None:
         names = [path.name for path in folder.iterdir() if path.is_file()]
-    files = {n: file_record(folder / n) for n in sorted(names) if n != _MANIFEST}
+    files = {n: _file_record(folder / n) for n in sorted(names) if n != _MANIFEST}
     write_json(folder / _MANIFEST, {"files": files})
 
 
@@ -88,7 +88,7 @@ def verify_manifest(folder: str | Path, needed: Sequence[str] = ()) -> None:
         )
     files = _read_json(folder / _MANIFEST).get("files")
     try:
-        odd = {n: what_is_wrong(folder / n, files[n], True) for n in {*files, *needed}}
+        odd = {n: _what_is_wrong(folder / n, files[n], True) for n in {*files, *needed}}
     except (TypeError, KeyError, AttributeError):
         text = f"{folder / _MANIFEST} is damaged. Copy or write the folder again."
         raise DamagedFile(text) from None

@@ -85,7 +85,7 @@ def _say(message) -> None:
 # %% ../notebooks/18_command_line.ipynb #47333237
 def _run_prepare(asked: argparse.Namespace) -> None:
     """Tokenize a corpus and write it to a folder."""
-    from transformer_lib.batches import prepare
+    from transformer_lib.prepared import prepare
 
     done = prepare(
         _corpus_asked(asked, "train"), asked.out, vocab_size=asked.vocab_size,
@@ -164,7 +164,7 @@ def _recipe_asked(asked: argparse.Namespace):
     Raises:
         ValueError: If a setting cannot be.
     """
-    from transformer_lib.batches import load_prepared
+    from transformer_lib.prepared import load_prepared
     from transformer_lib.recipes import Recipe
 
     changes = _settings_asked(asked.set)

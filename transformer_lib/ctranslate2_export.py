@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from .batches import whole_folder
 from .checkpoints import verify_manifest, write_manifest
 from .decoding import _NEVER_SAID, Hypothesis, _check_search
 from transformer_lib.export import (
@@ -27,6 +26,7 @@ from transformer_lib.export import (
     _piece_names,
 )
 from .positions import LearnedPositions
+from .prepared import whole_folder
 from .tokenizer import BOS, Tokenizer
 from .transformer import Transformer
 from .translator import _trained_length, translate_lines

@@ -22,20 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_lib.batches import (
-    Batch,
-    Prepared,
-    TokenPairs,
-    load_prepared,
-    make_batch,
-    pad,
-    tokenize_pairs,
-)
+from .batches import Batch, TokenPairs, make_batch, pad, tokenize_pairs
 from .checkpoints import Progress, load_tensors
 from .corpora import load_corpus
 from .decoding import greedy_decode
 from .downloads import CorpusUnavailable
 from .evaluation import sacre_bleu
+from .prepared import Prepared, load_prepared
 from .recipes import Recipe
 from transformer_lib.runs import (
     Run,

@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .batches import is_free, pad
+from .batches import pad
 from .decoding import greedy_decode
+from .prepared import _is_free
 from .tokenizer import BOS, EOS, Tokenizer
 from .transformer import Transformer, evaluating
 
@@ -176,7 +177,7 @@ def _check_export(
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give a folder.")
     known = all((folder / mark).exists() for mark in _MARKS[kind])
-    if folder.is_dir() and not is_free(folder) and not known:
+    if folder.is_dir() and not _is_free(folder) and not known:
         raise ValueError(
             f"{folder} holds something else than an export: name another folder."
         )

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .batches import whole_folder
 from .checkpoints import verify_manifest, write_json, write_manifest
 from .decoding import _NEVER_SAID
 from transformer_lib.export import (
@@ -28,6 +27,7 @@ from transformer_lib.export import (
     _token_scores,
 )
 from .multihead import MultiHeadAttention
+from .prepared import whole_folder
 from .tokenizer import BOS, EOS, PAD, Tokenizer
 from .transformer import Transformer, TransformerConfig, default_device
 

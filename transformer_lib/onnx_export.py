@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import whole_folder
 from .checkpoints import write_json
 from .decoding import _NEVER_SAID, Hypothesis, output_limits, search
 from .export import _check_export, _check_threads, _on_cpu, _quietly
 from .files import whole_file
 from .positions import LearnedPositions, frequencies
+from .prepared import whole_folder
 from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from .transformer import Transformer, evaluating
 from .translator import _trained_length

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from .batches import Prepared, pad, prepare
+from .batches import pad
 from transformer_lib.decoding import (
     CachedSteps,
     Hypothesis,
@@ -28,6 +28,7 @@ from transformer_lib.decoding import (
     search,
 )
 from .files import whole_file
+from .prepared import Prepared, prepare
 from .recipes import Recipe
 from .runs import Run
 from .tokenizer import BOS, EOS, MARK, UNK, Tokenizer

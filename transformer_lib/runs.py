@@ -26,7 +26,6 @@ from pathlib import Path
 
 import torch
 
-from .batches import Prepared, is_free, lock, whole_folder
 from transformer_lib.checkpoints import (
     _MANIFEST,
     DamagedFile,
@@ -44,6 +43,7 @@ from transformer_lib.checkpoints import (
     write_manifest,
 )
 from .corpora import load_corpus
+from .prepared import Prepared, _is_free, _lock, whole_folder
 from .recipes import Recipe, _read_recipe
 from .tokenizer import Tokenizer
 from .transformer import Transformer, TransformerConfig, default_device
@@ -287,7 +287,7 @@ def _held_folder(run_dir: Path, rank: int = 0) -> Iterator[None]:
     run_dir.mkdir(parents=True, exist_ok=True)
     handle = os.open(run_dir, os.O_RDONLY) if os.name == "posix" else None
     try:
-        if not lock(handle, wait=False):
+        if not _lock(handle, wait=False):
             raise ValueError(
                 f"another process trains in {run_dir} now. Wait until it is through, "
                 "or choose another folder."
@@ -376,7 +376,7 @@ def _check_model_folder(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder.")
-    if not folder.exists() or is_free(folder):
+    if not folder.exists() or _is_free(folder):
         return
     there = {path.name for path in folder.iterdir()} - {".part", "lost+found"}
     others = sorted(there - {*_MODEL_FILES, _MANIFEST})

@@ -27,15 +27,12 @@ from tqdm import tqdm
 
 from transformer_lib.batches import (
     Batch,
-    Prepared,
     TokenPairs,
+    _plan_by_length,
     join_pairs,
-    load_prepared,
     make_batch,
     pack,
-    plan_by_length,
     plan_packed,
-    prepare,
 )
 from transformer_lib.checkpoints import (
     Progress,
@@ -47,6 +44,7 @@ from transformer_lib.checkpoints import (
 )
 from .multihead import MultiHeadAttention
 from .objective import build_optimizer, noam_lr
+from .prepared import Prepared, load_prepared, prepare
 from .recipes import Recipe
 from transformer_lib.runs import (
     Run,
@@ -213,7 +211,7 @@ class _Place(NamedTuple):
 def _places(pairs: TokenPairs, recipe: Recipe, at: Progress) -> Iterator[_Place]:
     """_Batches without end, from where the progress says."""
     epoch, number = at.epoch, at.batch
-    divide = plan_packed if recipe.packed else plan_by_length
+    divide = plan_packed if recipe.packed else _plan_by_length
     while True:
         plan = divide(pairs, recipe.max_tokens, recipe.seed, epoch)
         for i in range(number, len(plan)):

@@ -26,7 +26,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .batches import Prepared, pieces_of, prepare
 from .checkpoints import write_json
 from .corpora import MAX_LINE, CleaningReport, clean, load_corpus
 from transformer_lib.downloads import (
@@ -39,6 +38,7 @@ from transformer_lib.downloads import (
 )
 from .figures.frame import InteractiveFigure
 from .files import whole_file
+from .prepared import Prepared, _pieces_of, prepare
 from .runs import read_evidence
 from .transformer import TransformerConfig
 
@@ -250,7 +250,7 @@ def write_pairs(pairs: Iterable, path: Path, show: bool = False) -> int:
     with whole_file(path) as raw:
         with gzip.GzipFile("", "wb", 1, raw, mtime=0) as file:
             with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
-                for piece in pieces_of(pairs):
+                for piece in _pieces_of(pairs):
                     lines = "".join(f"{a}\t{b}\n" for a, b in piece)
                     file.write(lines.encode())
                     count += len(piece)

@@ -23,11 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from transformer_lib.batches import Batch, Prepared, batches, make_batch, plan_batches
+from transformer_lib.batches import Batch, batches, make_batch, plan_batches
 from transformer_lib.checkpoints import write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
 from transformer_lib.marian import marian_config
+from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD

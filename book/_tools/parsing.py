@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from transformer_lib.batches import read_data
 from transformer_lib.checkpoints import write_json
 from transformer_lib.parsing import parse, score_parses, train_parser
+from transformer_lib.prepared import _read_data
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run, save_pretrained
 from transformer_lib.trainer import train
@@ -111,7 +111,7 @@ def main() -> None:
             some = [trees[i] for i in those], [parses[i] for i in those]
             groups[part] = score_parses(*some)
     each = [bracket_score(t, p.tree) for t, p in zip(trees, parses, strict=True)]
-    data = read_data(given.run / "trees" / "prepared")
+    data = _read_data(given.run / "trees" / "prepared")
     in_a_pass = (data["train"]["tgt_tokens"] + data["train_pairs"]) / recipe.copies
     record = {
         "command": f"python book/_tools/parsing.py RUN --recipe {recipe.name}",

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from transformer_lib.batches import prepare
 from transformer_lib.checkpoints import write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import perplexity, sacre_bleu
+from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import Tokenizer
