@@ -14,6 +14,7 @@ from elsewhere import Elsewhere, second_device
 from transformer_lib import (
     ctranslate2_export,
     decoding,
+    diagnosis,
     evaluation,
     export,
     family,
@@ -176,6 +177,10 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         lambda m: decoding.force_score(m, ids(), [[5, 6], [7], []]),
     ),
     "trace_beam": (model_of, lambda m: decoding_figures.trace_beam(m, ids()[1:2], 3)),
+    "leaked_target ignored_source forced_and_free batch_dependence not_finite": (
+        model_of,
+        lambda m: [test(m, batch).right for test, batch in diagnoses()],
+    ),
     "packed_hidden": (
         model_of,
         lambda m: cpu(training.packed_hidden(m, packed())),
@@ -249,6 +254,14 @@ def starts() -> torch.Tensor:
     found = ids(seed=1)
     found[:, 0] = BOS
     return found.masked_fill(found == EOS, 9)
+
+
+def diagnoses():
+    """The tests of chapter 16 that take a model and a batch."""
+    batch = Batch(ids(), starts(), ids(seed=1))
+    tests = (diagnosis.leaked_target, diagnosis.ignored_source)
+    tests += (diagnosis.forced_and_free, diagnosis.batch_dependence)
+    return [*((test, batch) for test in tests), (diagnosis.not_finite, [batch])]
 
 
 def packed():

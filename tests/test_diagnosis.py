@@ -3,14 +3,17 @@
 import copy
 import json
 import math
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from test_claims import slug
 
 import transformer_lib.diagnosis as diagnosis
 from transformer_lib.batches import Batch, TokenPairs, make_batch
@@ -32,6 +35,7 @@ from transformer_lib.diagnosis import (
 )
 from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.evaluation import sacre_bleu
+from transformer_lib.figures.diagnosis import plot_curves, plot_findings
 from transformer_lib.grammar import grammar_split
 from transformer_lib.multihead import use_attention
 from transformer_lib.prepared import load_prepared
@@ -515,6 +519,39 @@ def test_each_remedy_leads_to_a_page_and_is_used():
         assert (ROOT / "notebooks" / f"{page}.ipynb").is_file(), page
         assert source.count(f'"{cause}"') > 1, f"{cause} is never told"
         assert advice.endswith((".", "?"))
+
+
+def test_symptoms_lead_to_sections_and_to_tests():
+    """The chapter's table, and that of the page of questions."""
+    path = ROOT / "notebooks" / "16_diagnosis.ipynb"
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+    there = {slug(line) for line in re.findall(r"^##+ (.+)$", "\n".join(texts), re.M)}
+    table = re.findall(r"^\| .+ \|$", "\n".join(texts), re.M)[1:]
+    questions = (ROOT / "book" / "questions.md").read_text("utf-8")
+    anchors = re.findall(r"\]\(#(\S+?)\)", "\n".join(table))
+    assert len(anchors) == len(table) == 15 and set(anchors) <= there
+    asked = re.findall(r"16_diagnosis\.ipynb#(\S+?)\)", questions)
+    assert set(asked) == set(anchors)
+    glossary = (ROOT / "book" / "glossary.md").read_text("utf-8")
+    assert {*re.findall(r"16_diagnosis\.ipynb#(\S+?)\)", glossary)} <= there
+    named = {test for row in table for test in re.findall(r"`(\w+)`", row)}
+    assert {*diagnosis.__all__} - {"Finding", "diagnose"} <= named
+
+
+def test_pictures_of_curves_and_findings():
+    rows = [{"step": i, "train_loss": 3 - i, "valid_loss": 3.0} for i in range(3)]
+    figure = plot_curves({f"run {i}": rows for i in range(5)}, levels=(6.2, 4.4))
+    drawn = [ax for ax in figure.axes if ax.get_title()]
+    assert len(figure.axes) == 8 and len(drawn) == 5
+    assert [line.get_ydata()[0] for line in drawn[0].lines] == [3, 3, 6.2, 4.4]
+    found = {"a": [Finding("one", True, ""), Finding("two", False, "", "x.", "y")],
+             "b": [Finding("two", None, ""), Finding("three", True, "")]}  # fmt: skip
+    ax = plot_findings(found).axes[0]
+    marks = {text.get_position(): text.get_text() for text in ax.texts}
+    assert marks == {(0, 0): "·", (1, 0): "✗", (1, 1): "", (2, 1): "·"}
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["one", "two", "three"]
+    plt.close("all")
 
 
 def test_a_finding_reads_as_a_paragraph():
