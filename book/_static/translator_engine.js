@@ -154,7 +154,7 @@ function textOf(bytes) {
 // Half a surrogate pair is no character.
 const wellFormed = text => text.replace(/\p{Surrogate}/gu, "?");
 
-// One space between words, no control characters: chapter 15's one_line.
+// One space between words, no control characters: chapter 17's _one_line.
 export function oneLine(text) {
   const spaces = /[\0-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/;
   return wellFormed(text).split(spaces).filter(Boolean).join(" ");
@@ -165,7 +165,7 @@ const ABBREVIATIONS = new Set(
     "mt prof rev sgt sr st str vol vs bzw evtl geb hr nr tel usw vgl").split(" "),
 );
 
-// A line cut after each sentence: chapter 15's split_sentences.
+// A line cut after each sentence: chapter 17's _split_sentences.
 export function splitSentences(text) {
   const out = [];
   let start = 0;
@@ -184,7 +184,7 @@ export function splitSentences(text) {
   return [...out, text.slice(start)];
 }
 
-// Parts of at most `limit` tokens, cut at commas where it can be: chapter 15's cut_text.
+// Parts of at most `limit` tokens, cut at commas where it can be: chapter 17's _cut_text.
 export function cutText(text, count, limit) {
   const chars = [...text];
   if (chars.length < 2 || count(text) <= limit) return [text];
