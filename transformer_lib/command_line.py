@@ -185,7 +185,7 @@ def _recipe_asked(asked: argparse.Namespace):
 
 # %% ../notebooks/18_command_line.ipynb #080f9022
 def _run_train(asked: argparse.Namespace) -> None:
-    """Train a recipe, or go on with a run that was interrupted."""
+    """Train a recipe, or resume a run that was interrupted."""
     from transformer_lib.trainer import train
 
     recipe = _recipe_asked(asked)
@@ -634,7 +634,7 @@ def _fill_train(parser: argparse.ArgumentParser) -> None:
     """Options of train."""
     parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
     parser.add_argument("--run", type=_path_of, required=True, metavar="FOLDER",
-                        help="folder of the run; one that is there is gone on with")
+                        help="folder of the run; an existing run is resumed")
     parser.add_argument("--data", type=_path_of, metavar="FOLDER",
                         help="what prepare wrote; else the recipe's corpus")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
@@ -648,7 +648,7 @@ def _fill_ablate(parser: argparse.ArgumentParser) -> None:
     """Options of ablate."""
     parser.add_argument("recipe", help="the base: a recipe of the library, or a file")
     parser.add_argument("--out", type=_path_of, required=True, metavar="FOLDER",
-                        help="folder of the runs; one that is there is gone on with")
+                        help="folder of the runs; existing runs are resumed")
     parser.add_argument("--rows", nargs="+", metavar="ROW",
                         help="such as base A1 C-N2 pre-norm (all)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N",
