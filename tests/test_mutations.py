@@ -173,6 +173,10 @@ EQUIVALENT = {
             "the two are equal where the third is looked at"
         )
     },
+    "20.3": {
+        "return {name: start[name] + part * (tuned[name] - start[name]) for name in "
+        "tuned}": "both have the same names"
+    },
     "21.2": {
         "same = part[:, None] == part": "part broadcasts over rows by itself",
         "real = part > 0": "part broadcasts over rows by itself",

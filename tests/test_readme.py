@@ -60,6 +60,29 @@ def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch):
     into_the_world(README.split("## Out into the world")[1])
 
 
+def test_the_four_lines_of_fine_tuning_work_as_they_are_typed(tmp_path, monkeypatch):
+    """Word for word, but for a shorter training; the model that ships gets better."""
+    part = README.split("## Four commands")[1]
+    block = re.findall(r"```sh\n(.*?)```", part, flags=re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for split, name, size in (("train", "mine", 400), ("test", "test", 5)):
+        for side, ending in enumerate(("en", "de")):
+            text = "".join(pair[side] + "\n" for pair in grammar_split(split)[:size])
+            Path(f"{name}.{ending}").write_text(text, encoding="utf-8")
+    lines = block.splitlines()
+    assert len(lines) == 4 and "--corpus tatoeba-en-de" in lines.pop()
+    less = " --set max_steps=4 --set validate_every=4 --set warmup=2 --device cpu"
+    for line in lines:
+        line += less if line.split()[1] == "train" else ""
+        done = subprocess.run(
+            line, shell=True, check=True, capture_output=True, text=True, timeout=300
+        )
+    assert "BLEU" in done.stdout
+    recipe = json.loads(Path("runs/tuned/recipe.json").read_text("utf-8"))
+    assert recipe["start_from"] == "tatoeba-en-de" and recipe["name"] == "fine-tune"
+
+
 def into_the_world(part):
     """The run that was just made, exported, served and asked, by the README's lines."""
     install, *lines = re.search(r"```sh\n(.*?)```", part, re.DOTALL)[1].splitlines()

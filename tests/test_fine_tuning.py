@@ -1,0 +1,234 @@
+"""Chapter 20: larger vocabularies against SentencePiece, runs that start trained."""
+
+import json
+from collections import Counter
+
+import pytest
+import sentencepiece as spm
+import torch
+
+from transformer_lib.command_line import main
+from transformer_lib.fine_tuning import (
+    add_pieces,
+    fine_tuning_recipe,
+    grow,
+    mix_pairs,
+    next_pieces,
+    save_start,
+    tag_sources,
+)
+from transformer_lib.grammar import grammar_split
+from transformer_lib.runs import load_pretrained
+from transformer_lib.tokenizer import EOS, Tokenizer
+from transformer_lib.trainer import train
+from transformer_lib.transformer import Transformer, TransformerConfig
+
+PAIRS = grammar_split("train")[:300]
+TEXT = [side for pair in PAIRS for side in pair]
+SIZES = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(["the dog sees the cat", "der Hund sieht die Katze"], 290)
+
+
+@pytest.fixture(scope="module")
+def larger(tokenizer):
+    found = next_pieces(tokenizer, TEXT, 40)
+    return add_pieces(tokenizer, found, symbols=["<2de>", "<2fr>"])
+
+
+def model_of(tokenizer, **changes):
+    torch.manual_seed(0)
+    return Transformer(TransformerConfig(tokenizer.vocab_size, **SIZES | changes))
+
+
+# --- pieces ---------------------------------------------------------------------------
+
+
+def test_new_pieces_are_what_more_merges_would_have_been():
+    """SentencePiece with n + 20 entries learns what we add to one with n."""
+    base, wanted = (Tokenizer.train(TEXT, size) for size in (330, 350))
+    theirs = [wanted.processor.id_to_piece(i) for i in range(350)]
+    ours = next_pieces(base, TEXT, 20)
+    old = {base.processor.id_to_piece(i) for i in range(330)}
+    new = [piece for piece in theirs if piece not in old]
+    assert len(ours) == 20
+    assert len(set(ours) & set(new)) >= 19  # equally frequent pairs at the end
+
+
+def test_old_ids_keep_their_places(tokenizer, larger):
+    before, after = tokenizer.processor, larger.processor
+    assert after.vocab_size() == before.vocab_size() + 42
+    for i in range(before.vocab_size()):
+        assert after.id_to_piece(i) == before.id_to_piece(i)
+        assert after.get_score(i) == before.get_score(i)
+    for sentence in ("the cat", "der Hund sieht", "☃", ""):
+        if not {after.id_to_piece(i) for i in larger.encode(sentence)} - {
+            before.id_to_piece(i) for i in range(before.vocab_size())
+        }:
+            assert larger.encode(sentence) == tokenizer.encode(sentence)
+    for sentence in TEXT[:50]:
+        assert larger.decode(larger.encode(sentence)) == sentence
+        assert len(larger.encode(sentence)) <= len(tokenizer.encode(sentence))
+
+
+def test_sentencepiece_itself_reads_the_larger_vocabulary(larger, tmp_path):
+    larger.save(tmp_path / "larger.model")
+    theirs = spm.SentencePieceProcessor(model_file=str(tmp_path / "larger.model"))
+    assert theirs.encode(TEXT[:20]) == larger.encode_all(TEXT[:20])
+
+
+def test_every_new_piece_is_used(tokenizer, larger):
+    """Merged in their order, the pieces cut the text as byte pair encoding would."""
+    said = Counter(i for ids in larger.encode_all(TEXT) for i in ids)
+    new = range(tokenizer.vocab_size, larger.vocab_size - 2)
+    assert sum(said[i] > 0 for i in new) > len(new) / 2  # others are parts of longer
+    last = larger.vocab_size - 3
+    assert said[last] > 1, larger.processor.id_to_piece(last)
+
+
+def test_a_tag_stays_whole(tokenizer, larger):
+    (pair,) = tag_sources([("the dog", "le chien")], "<2fr>")
+    assert pair == ("<2fr> the dog", "le chien")
+    fr = larger.processor.piece_to_id("<2fr>")
+    assert larger.encode(pair[0]).count(fr) == 1
+    assert fr not in larger.encode("the dog")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "symbols", "said"),
+    [(["a"], [], "known already"), (["▁dogma"] * 2, [], "given twice"),
+     ([], [""], "is empty"), (["xy"], ["xy"], "given twice")],
+)  # fmt: skip
+def test_pieces_that_cannot_be_added(tokenizer, pieces, symbols, said):
+    with pytest.raises(ValueError, match=said):
+        add_pieces(tokenizer, pieces, symbols)
+
+
+def test_unigram_is_refused():
+    unigram = Tokenizer.train(TEXT, 320, "unigram")
+    with pytest.raises(ValueError, match="'bpe' only"):
+        add_pieces(unigram, ["▁something"])
+
+
+# --- rows -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_grown_model_says_the_same_of_old_pieces(tokenizer, larger, tie):
+    """Logits of old ids are bit-equal, whatever rows stand behind them."""
+    model = model_of(tokenizer, tie_embeddings=tie).eval()
+    grown = grow(model, tokenizer, larger)
+    src, tgt = torch.randint(4, tokenizer.vocab_size, (2, 3, 5))
+    old = model(src, tgt)
+    torch.testing.assert_close(grown(src, tgt)[..., : old.shape[-1]], old)
+    assert not grown.training
+    assert (grown.output.weight is grown.src_embedding.weight) is tie
+    counts = [sum(p.numel() for p in m.parameters()) for m in (model, grown)]
+    assert counts[1] - counts[0] == 42 * 16 * (1 if tie else 3)
+
+
+def test_new_rows_are_the_means_of_their_spelling(tokenizer, larger):
+    model = model_of(tokenizer)
+    grown = grow(model, tokenizer, larger)
+    table = model.src_embedding.weight
+    for i in range(tokenizer.vocab_size, larger.vocab_size):
+        piece = larger.processor.id_to_piece(i)
+        if piece.startswith("▁"):  # SentencePiece itself can spell a word's beginning
+            ids = tokenizer.encode(piece[1:])
+            torch.testing.assert_close(grown.output.weight[i], table[ids].mean(0))
+
+
+def test_another_models_tokenizer_is_refused(tokenizer, larger):
+    with pytest.raises(ValueError, match="does not begin"):
+        grow(model_of(larger), larger, tokenizer)
+
+
+# --- pairs ----------------------------------------------------------------------------
+
+
+def test_a_mixture_has_every_new_pair_and_the_share(tokenizer):
+    new = [(f"n{i}", "") for i in range(60)]
+    old = [(f"o{i}", "") for i in range(100)]
+    mixed = mix_pairs(new, old, share=0.4, seed=3)
+    assert len(mixed) == len(set(mixed)) == 100 and set(new) <= set(mixed)
+    assert mixed == mix_pairs(new, old, share=0.4, seed=3)
+    assert mixed != mix_pairs(new, old, share=0.4, seed=4)
+    assert sorted(mix_pairs(new, old, share=0)) == sorted(new)
+    with pytest.raises(ValueError, match="lower the share"):
+        mix_pairs(new, old, share=0.9)
+    with pytest.raises(ValueError, match="below 1"):
+        mix_pairs(new, old, share=1)
+
+
+# --- runs -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def start(tokenizer, larger, tmp_path_factory):
+    """A folder with a small model of a larger vocabulary."""
+    folder = tmp_path_factory.mktemp("start") / "grown"
+    return save_start(grow(model_of(tokenizer), tokenizer, larger), larger, folder)
+
+
+def test_training_goes_on_from_a_saved_start(start, larger, tmp_path):
+    less = {"max_steps": 2, "validate_every": 2, "warmup": 1}
+    recipe = fine_tuning_recipe(start, corpus="grammar-en-de", max_pairs=50, **less)
+    assert recipe.vocab_size == larger.vocab_size and recipe.model["d_model"] == 16
+    run = train(recipe, tmp_path / "run", show=False, device="cpu")
+    assert run.tokenizer.model == larger.model
+    before, _, about = load_pretrained(start, "cpu")
+    moved = run.model.output.weight - before.output.weight
+    assert 0 < moved.abs().max() < 0.1
+    assert about["recipe"]["name"] == "grown"
+
+
+def test_a_start_needs_its_own_tokenizer(tokenizer, larger, tmp_path):
+    with pytest.raises(ValueError, match="its own tokenizer"):
+        save_start(model_of(tokenizer), larger, tmp_path / "wrong")
+
+
+def test_from_on_the_command_line(start, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for side, ending in enumerate(("en", "de")):
+        text = "".join(pair[side] + "\n" for pair in PAIRS)
+        (tmp_path / f"mine.{ending}").write_text(text, encoding="utf-8")
+    files = ["prepare", "--train", "mine.en", "mine.de", "--threads", "1"]
+    assert main([*files, "--from", str(start), "--out", "data"]) == 0
+    less = [f"--set={word}" for word in "max_steps=2 validate_every=1 warmup=1".split()]
+    go = ["train", "--from", str(start), "--data", "data", "--run", "run", *less]
+    assert main([*go, "--device", "cpu"]) == 0
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text("utf-8"))
+    assert recipe["start_from"] == str(start) and recipe["model"]["d_model"] == 16
+    assert main([*files, "--vocab-size", "340", "--out", "other"]) == 0
+    wrong = ["train", "--from", str(start), "--data", "other", "--run", "no", *less]
+    capsys.readouterr()
+    assert main([*wrong, "--device", "cpu"]) == 2
+    assert "another vocabulary" in capsys.readouterr().err
+    assert main(["train", "--run", "no"]) == 2
+    assert "--from" in capsys.readouterr().err
+
+
+def test_a_marian_model_is_trained_on(tokenizer, tmp_path):
+    """A Marian model made by transformers goes on here, and back, with equal logits."""
+    pytest.importorskip("transformers")
+    from transformer_lib.marian import export_marian, from_marian, to_marian
+
+    model = model_of(tokenizer, attention_bias=True).eval()
+    export_marian(model, tokenizer, tmp_path / "theirs")
+    loaded, same = from_marian(tmp_path / "theirs", "cpu")
+    save_start(loaded, same, tmp_path / "start")
+    recipe = fine_tuning_recipe(
+        tmp_path / "start", corpus="grammar-en-de", max_pairs=50, max_steps=3,
+        validate_every=3, warmup=1,
+    )  # fmt: skip
+    run = train(recipe, tmp_path / "run", show=False, device="cpu")
+    twin = to_marian(run.model)
+    src, tgt = torch.randint(4, tokenizer.vocab_size, (2, 3, 5))
+    src[:, -1] = EOS
+    with torch.no_grad():
+        theirs = twin(src, decoder_input_ids=tgt).logits
+        torch.testing.assert_close(theirs, run.model(src, tgt), atol=1e-5, rtol=1e-4)
+        assert (run.model(src, tgt) - model(src, tgt)).abs().max() > 1e-4
