@@ -87,10 +87,15 @@ def _run_prepare(asked: argparse.Namespace) -> None:
     """Tokenize a corpus and write it to a folder."""
     from transformer_lib.prepared import prepare
 
+    tokenizer = None
+    if asked.start_from:
+        from transformer_lib.runs import load_pretrained
+
+        tokenizer = load_pretrained(asked.start_from, "cpu")[1]
     done = prepare(
         _corpus_asked(asked, "train"), asked.out, vocab_size=asked.vocab_size,
-        kind=asked.kind, max_length=asked.max_length, seed=asked.seed,
-        threads=asked.threads, show=sys.stderr.isatty(),
+        kind=asked.kind, max_length=asked.max_length, tokenizer=tokenizer,
+        seed=asked.seed, threads=asked.threads, show=sys.stderr.isatty(),
     )  # fmt: skip
     if done.data.get("cleaning"):
         print(done.data["cleaning"])
@@ -167,6 +172,8 @@ def _recipe_asked(asked: argparse.Namespace):
     from transformer_lib.prepared import load_prepared
     from transformer_lib.recipes import Recipe
 
+    if not asked.recipe:
+        raise ValueError("which recipe? Name one, or a model to go on from: --from.")
     changes = _settings_asked(asked.set)
     recipe = Recipe.load(asked.recipe)
     if asked.data:
@@ -180,6 +187,10 @@ def _recipe_asked(asked: argparse.Namespace):
             f"--set model={model}: set one by one what the model has, such as "
             "--set model.d_model=256."
         )
+    if start_from := getattr(asked, "start_from", None):
+        from transformer_lib.fine_tuning import fine_tuning_recipe
+
+        return fine_tuning_recipe(start_from, asked.recipe, **changes)
     changes["model"] = recipe.model | model
     return Recipe.load(asked.recipe, **changes)
 
@@ -188,6 +199,8 @@ def _run_train(asked: argparse.Namespace) -> None:
     """Train a recipe, or resume a run that was interrupted."""
     from transformer_lib.trainer import train
 
+    if asked.start_from:
+        asked.recipe = asked.recipe or "fine-tune"
     recipe = _recipe_asked(asked)
     run = train(
         recipe, asked.run, data_dir=asked.data, device=asked.device,
@@ -625,14 +638,22 @@ def _fill_prepare(parser: argparse.ArgumentParser) -> None:
                         help="how the pieces are learned (bpe)")
     parser.add_argument("--max-length", type=int, default=128, metavar="N",
                         help="longest side of a pair, in pieces (128)")
+    _add_start(parser, "take the pieces of this model, to train on from it")
     parser.add_argument("--threads", type=int, metavar="N",
                         help="threads that tokenize (all cores)")
     parser.add_argument("--seed", type=int, default=0)
 
 
+def _add_start(parser: argparse.ArgumentParser, text: str) -> None:
+    """The option that names a model to start from."""
+    parser.add_argument("--from", dest="start_from", metavar="MODEL", help=text)
+
+
 def _fill_train(parser: argparse.ArgumentParser) -> None:
     """Options of train."""
-    parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
+    parser.add_argument("recipe", nargs="?",
+                        help="a recipe of the library, or a TOML file")
+    _add_start(parser, "go on from this model (with the recipe fine-tune)")
     parser.add_argument("--run", type=_path_of, required=True, metavar="FOLDER",
                         help="folder of the run; an existing run is resumed")
     parser.add_argument("--data", type=_path_of, metavar="FOLDER",
