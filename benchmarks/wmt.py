@@ -28,7 +28,7 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.prepared import _sample_pairs, prepare
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import Tokenizer
-from transformer_lib.wmt import clean_wmt, miniature, open_tar_member
+from transformer_lib.wmt import _open_tar_member, clean_wmt, miniature
 
 
 def stage(function, *arguments) -> dict:
@@ -60,7 +60,7 @@ def cut(corpus: dict, tokenizer: Path, folder: Path) -> None:
 
 def run_past(path: Path, member: str) -> None:
     """As far as a member at the end, all else being thrown away."""
-    with open_tar_member(path, member) as file:
+    with _open_tar_member(path, member) as file:
         while file.read(1 << 20):
             pass
 

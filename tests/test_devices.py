@@ -124,7 +124,7 @@ def sampled(model):
 def climb_steps(model, form):
     steps = speed.Steps(attention="fused", loss=form, optimizer="foreach")
     model.train()
-    update = speed.trainer(model, steps)
+    update = speed._trainer(model, steps)
     return [update(Batch(ids(), ids(seed=1), ids(seed=2))).item() for _ in range(2)]
 
 
@@ -188,7 +188,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     "mean_loss": (
         model_of,
         lambda m: [
-            speed.mean_loss(m, batch, form).item()
+            speed._mean_loss(m, batch, form).item()
             for form in ("all", "real", "chunked")
             for batch in (Batch(ids(), ids(seed=1), ids(seed=2)), packed())
         ],

@@ -16,9 +16,8 @@ from torch import nn
 from transformer_lib import errata
 from transformer_lib.batches import pad
 from transformer_lib.decoding import CachedSteps, FullSteps, search
-from transformer_lib.errata import EXHIBITS, Exhibit, exhibit
+from transformer_lib.errata import EXHIBITS, Caught, Exhibit, _exhibit
 from transformer_lib.exercises import errata as exercises
-from transformer_lib.exercises.check import Mistake
 from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.tokenizer import BOS, EOS, PAD
 
@@ -38,7 +37,7 @@ def test_the_check_catches_the_bug_and_passes_ours(name):
     item = EXHIBITS[name]
     assert len(item.verdict(item.bug)) > 20
     assert item.verdict(item.right) == ""
-    with pytest.raises(Mistake):
+    with pytest.raises(Caught):
         item.check(item.bug)
 
 
@@ -78,7 +77,7 @@ def test_there_is_a_room_full_and_each_has_its_own_check():
 def test_exhibit_registers_and_other_errors_are_not_swallowed(monkeypatch):
     monkeypatch.setattr(errata, "EXHIBITS", {})
 
-    @exhibit("odd", "a/b#1 c/d#2", "01_hello", abs, int)
+    @_exhibit("odd", "a/b#1 c/d#2", "01_hello", abs, int)
     def check(function):
         raise ZeroDivisionError
 
@@ -210,7 +209,7 @@ def without_end(sentences):
 
 def zeros_afterwards(query, key, value, mask):
     """The output is repaired, the gradient is lost."""
-    return errata.minus_infinity(query, key, value, mask).nan_to_num(0.0)
+    return errata._minus_infinity(query, key, value, mask).nan_to_num(0.0)
 
 
 def shorter(steps, limits, beam_size, alpha):
@@ -407,7 +406,7 @@ def differing(test, pick=min):
 
 
 def in_place(states):
-    return errata.running_sum(states)
+    return errata._running_sum(states)
 
 
 def by_name(mean):

@@ -23,23 +23,23 @@ from transformer_lib.exercises.speed import (
 from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.speed import (
     LADDER,
-    LiveMemory,
     Steps,
-    adam,
-    attention_as,
+    _adam,
+    _attention_as,
+    _first_losses,
+    _laps,
+    _LiveMemory,
+    _mean_loss,
+    _ratio_interval,
+    _trainer,
+    _training_flops,
     climb,
     feed,
-    first_losses,
     ladder,
-    laps,
     matmul_ceiling,
-    mean_loss,
     quantize_rows,
     quantized,
     race,
-    ratio_interval,
-    trainer,
-    training_flops,
 )
 from transformer_lib.tokenizer import EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -88,12 +88,12 @@ def test_losses_agree_step_by_step():
     """Plain path against every switch; only bfloat16 rounds."""
     pairs = token_pairs(40)
     batches = list(feed(pairs, "length", 60))[:4]
-    plain = first_losses(CONFIG, Steps(), batches)
+    plain = _first_losses(CONFIG, Steps(), batches)
     for change in ({"attention": "fused"}, {"loss": "real"}, {"loss": "chunked"},
                    {"optimizer": "foreach"}, {"optimizer": "fused"}):  # fmt: skip
-        losses = first_losses(CONFIG, Steps(**change), batches)
+        losses = _first_losses(CONFIG, Steps(**change), batches)
         assert losses == pytest.approx(plain, abs=1e-5), change
-    low = first_losses(CONFIG, Steps(precision="bfloat16"), batches)
+    low = _first_losses(CONFIG, Steps(precision="bfloat16"), batches)
     assert low == pytest.approx(plain, abs=0.03) and low != plain
 
 
@@ -103,8 +103,8 @@ def test_compiled_update_agrees():
     pairs = token_pairs(12)
     batch = make_batch(pairs, range(12))
     torch.compiler.reset()
-    fast = torch.compile(mean_loss, backend="aot_eager")
-    torch.testing.assert_close(fast(model, batch), mean_loss(model, batch))
+    fast = torch.compile(_mean_loss, backend="aot_eager")
+    torch.testing.assert_close(fast(model, batch), _mean_loss(model, batch))
 
 
 def test_adam_takes_the_same_steps():
@@ -113,7 +113,7 @@ def test_adam_takes_the_same_steps():
     for form in ("loop", "foreach", "fused"):
         torch.manual_seed(0)
         model = torch.nn.Linear(5, 3)
-        optimizer = adam(model, form)
+        optimizer = _adam(model, form)
         optimizer.param_groups[0]["lr"] = 0.1
         for _ in range(5):
             optimizer.zero_grad()
@@ -128,11 +128,11 @@ def test_adam_takes_the_same_steps():
 def test_attention_is_put_back(model):
     attention = model.decoder.layers[0].cross_attention
     x = torch.randn(1, 3, attention.d_model)
-    with pytest.raises(RuntimeError), attention_as(model, "explicit"):
+    with pytest.raises(RuntimeError), _attention_as(model, "explicit"):
         assert attention(x, x, x)[1] is not None  # the formula's weights
         raise RuntimeError
     assert attention(x, x, x)[1] is None
-    with attention_as(model, "fused"):
+    with _attention_as(model, "fused"):
         assert attention(x, x, x)[1] is None
 
 
@@ -165,7 +165,7 @@ def test_climb_divides_by_the_updates_that_an_epoch_has():
 def test_training_lowers_the_loss():
     torch.manual_seed(0)
     batch = next(feed(token_pairs(40), "packed", 60, width=20))
-    update = trainer(Transformer(CONFIG), Steps(loss="chunked"), rate=1e-2)
+    update = _trainer(Transformer(CONFIG), Steps(loss="chunked"), rate=1e-2)
     losses = [update(batch).item() for _ in range(40)]
     assert losses[-1] < losses[0] / 2
 
@@ -180,14 +180,14 @@ def test_flops_against_torchs_counter(model):
     wide = TransformerConfig(300, d_model=128, num_heads=2, num_layers=2, d_ff=512)
     model, batch = Transformer(wide).eval(), make_batch(token_pairs(1), [0])
     with FlopCounterMode(display=False) as counter:
-        mean_loss(model, batch, "real").backward()
+        _mean_loss(model, batch, "real").backward()
     theirs = counter.get_total_flops()
-    assert training_flops(model, batch) == pytest.approx(theirs, rel=0.05)
+    assert _training_flops(model, batch) == pytest.approx(theirs, rel=0.05)
 
 
 def test_live_memory_by_hand():
     x = torch.zeros(100)
-    with LiveMemory() as memory:
+    with _LiveMemory() as memory:
         a = x + 1  # 400 bytes
         b = a.view(10, 10)  # a view: nothing new
         c = b * 2  # 800
@@ -203,14 +203,14 @@ def test_race_calls_in_turns():
     assert calls == list("ababab") and set(seconds) == {"a", "b"}
     with pytest.raises(ValueError, match="one of each"):
         race({})
-    seconds = laps({"a": lambda: None}, rounds=3)
+    seconds = _laps({"a": lambda: None}, rounds=3)
     assert len(seconds["a"]) == 3 and all(second > 0 for second in seconds["a"])
 
 
 def test_the_ceiling_counts_the_models_products(monkeypatch):
     """The operations that training_flops counts forward, of a layer of each kind."""
     config = TransformerConfig(50, d_model=16, num_heads=2, num_layers=1, d_ff=32)
-    monkeypatch.setattr(speed, "laps", lambda runs, *rest: {
+    monkeypatch.setattr(speed, "_laps", lambda runs, *rest: {
         name: [run() is None or 1.0] for name, run in runs.items()})  # fmt: skip
     counts = 12 * 2 * 7 * 16 * 16 + 2 * 2 * 2 * 7 * 16 * 32 + 2 * 7 * 16 * 50
     assert matmul_ceiling(config, 7) == pytest.approx(counts / (12 + 2 + 2 + 1))
@@ -228,17 +228,17 @@ def test_an_interval_of_ratios_by_scipys_t():
         logs = np.log(np.array(these) / np.array(those))
         half = t.ppf(0.975, count - 1) * logs.std(ddof=1) / count**0.5
         wanted = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
-        assert ratio_interval(these, those) == pytest.approx(wanted, rel=2e-2)
-    assert ratio_interval([3.0], [2.0]) == [pytest.approx(1.5), 0.0, math.inf]
+        assert _ratio_interval(these, those) == pytest.approx(wanted, rel=2e-2)
+    assert _ratio_interval([3.0], [2.0]) == [pytest.approx(1.5), 0.0, math.inf]
 
 
 @pytest.mark.parametrize(("call", "said"), [
     (lambda: next(feed(token_pairs(3), "sorted", 60)), "how='sorted'"),
-    (lambda: adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
-    (lambda: mean_loss(None, None, "some"), "loss='some'"),
-    (lambda: attention_as(None, "flash"), "attention='flash'"),
+    (lambda: _adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
+    (lambda: _mean_loss(None, None, "some"), "loss='some'"),
+    (lambda: _attention_as(None, "flash"), "attention='flash'"),
     (lambda: quantize_rows(torch.tensor([[math.nan]])), "not finite"),
-    (lambda: trainer(torch.nn.Linear(1, 1), Steps(precision="bf16")), "='bf16'"),
+    (lambda: _trainer(torch.nn.Linear(1, 1), Steps(precision="bf16")), "='bf16'"),
     (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),
 ])  # fmt: skip
 def test_refusals(call, said):
@@ -318,7 +318,7 @@ def test_the_plain_loss_is_chapter_tens(model):
     logits = model(batch.src_ids, batch.tgt_in)
     wanted = label_smoothed_cross_entropy(logits, batch.tgt_out)
     for form in ("all", "real", "chunked"):
-        torch.testing.assert_close(mean_loss(model, batch, form), wanted)
+        torch.testing.assert_close(_mean_loss(model, batch, form), wanted)
 
 
 def test_benchmark_runs(tmp_path):

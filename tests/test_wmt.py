@@ -34,6 +34,7 @@ from transformer_lib.exercises.wmt import (
     check_cost,
     check_share_out,
 )
+from transformer_lib.figures.wmt import cost_figure
 from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.recipes import Recipe
@@ -104,14 +105,14 @@ def test_archives_are_those_that_statmt_publishes():
     }  # fmt: skip
     found = {a.source.url: (a.size, *a.members["en-fr"]) for a in wmt.ARCHIVES.values()}
     assert found == wanted
-    german = [wmt.ARCHIVES[name].members["en-de"] for name in wmt.PAIRS["en-de"]]
+    german = [wmt.ARCHIVES[name].members["en-de"] for name in wmt._PAIRS["en-de"]]
     assert german == [
         ("training/europarl-v7.de-en.en", "training/europarl-v7.de-en.de"),
         ("commoncrawl.de-en.en", "commoncrawl.de-en.de"),
         ("training/news-commentary-v9.de-en.en",
          "training/news-commentary-v9.de-en.de"),
     ]  # fmt: skip
-    assert list(wmt.PAIRS["en-fr"]) == list(wmt.ARCHIVES)
+    assert list(wmt._PAIRS["en-fr"]) == list(wmt.ARCHIVES)
     for archive in wmt.ARCHIVES.values():
         assert all(re.fullmatch("[0-9a-f]{64}", h) for h in archive.source.known)
 
@@ -158,11 +159,11 @@ def test_a_download_goes_on_where_it_broke_off(server, tmp_path, real):
     made = wmt.miniature(real, tmp_path / "in")["europarl"]
     archive, cache = served(server, made), tmp_path / "there"
     server.at_most = made.size // 3 + 1
-    path = wmt.fetch_archive(archive, cache)
+    path = wmt._fetch_archive(archive, cache)
     assert path.read_bytes() == server.content
     assert server.seen == [0, server.at_most, 2 * server.at_most]
     assert [p.name for p in cache.iterdir()] == [path.name]
-    assert wmt.fetch_archive(archive, cache) == path and len(server.seen) == 3
+    assert wmt._fetch_archive(archive, cache) == path and len(server.seen) == 3
 
 
 def test_a_later_call_goes_on(server, tmp_path, real):
@@ -174,18 +175,18 @@ def test_a_later_call_goes_on(server, tmp_path, real):
     left = sorted(p.name for p in (tmp_path / "there").iterdir())
     assert left == [f"{archive.source.filename}.part{end}" for end in ("", ".json")]
     server.at_most = 10**9
-    wmt.fetch_archive(archive, tmp_path / "there")
+    wmt._fetch_archive(archive, tmp_path / "there")
     assert server.seen == [0, 10_000]
 
 
 def test_a_download_is_never_in_memory(server, tmp_path):
     content = {"a": os.urandom(30_000_000)}
     like = wmt.ARCHIVES["giga-fren"]
-    archive = served(server, wmt.pack_archive(like, content, tmp_path / "in"))
+    archive = served(server, wmt._pack_archive(like, content, tmp_path / "in"))
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
-    wmt.fetch_archive(archive, tmp_path / "there")
+    wmt._fetch_archive(archive, tmp_path / "there")
     peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
     assert peak < 5_000_000
@@ -202,7 +203,7 @@ def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
         server.content += b"more"
     said = "published: it is damaged" if wrong == "hash" else "instead of"
     with pytest.raises(CorpusUnavailable, match=said):
-        wmt.fetch_archive(archive, tmp_path / "there")
+        wmt._fetch_archive(archive, tmp_path / "there")
     assert not list((tmp_path / "there").iterdir())
 
 
@@ -211,21 +212,21 @@ def test_parts_of_two_editions_are_fetched_once_more(server, tmp_path, real):
     part = _Part.find(tmp_path / f"{archive.source.filename}.part", "x")
     part.start({"url": archive.source.url, "validator": '"one"', "size": archive.size})
     part.add(b"another edition")
-    path = wmt.fetch_archive(archive, tmp_path)
+    path = wmt._fetch_archive(archive, tmp_path)
     assert path.read_bytes() == server.content and server.seen == [15, 0]
 
 
 def test_nowhere_to_be_had(tmp_path):
     source = replace(wmt.ARCHIVES["un"].source, url=(tmp_path / "no.tgz").as_uri())
     with pytest.raises(CorpusUnavailable, match="Connect to the network"):
-        wmt.fetch_archive(replace(wmt.ARCHIVES["un"], source=source), tmp_path)
+        wmt._fetch_archive(replace(wmt.ARCHIVES["un"], source=source), tmp_path)
     assert not [p for p in tmp_path.iterdir() if "part" in p.name]
 
 
 def test_the_cache_comes_first(tmp_path, real):
     made = wmt.miniature(real, tmp_path / "cache")["europarl"]
     gone = replace(made, source=replace(made.source, url="http://127.0.0.1:9/x"))
-    assert wmt.fetch_archive(gone) == tmp_path / "cache" / made.source.filename
+    assert wmt._fetch_archive(gone) == tmp_path / "cache" / made.source.filename
 
 
 # --- reading --------------------------------------------------------------------------
@@ -238,7 +239,7 @@ def test_from_archives_to_token_files(pair, tmp_path, real):
         pair, tmp_path / "out", archives, tmp_path / "there", VALID, False,
         vocab_size=700, threads=1,
     )  # fmt: skip
-    names = wmt.PAIRS[pair]
+    names = wmt._PAIRS[pair]
     inside = {tuple(" ".join(s.split()) for s in p) for p in real}
     with gzip.open(tmp_path / "out/text/train.tsv.gz", "rt", encoding="utf-8") as file:
         rows = [tuple(line.rstrip("\n").split("\t")) for line in file]
@@ -273,7 +274,7 @@ def test_what_goes_in_comes_out(tmp_path_factory, pairs):
         found = []
         for archive in wmt.miniature(pairs, folder, pair).values():
             path, report = folder / archive.source.filename, CleaningReport()
-            found += wmt.archive_pairs(path, archive.members[pair], report)
+            found += wmt._archive_pairs(path, archive.members[pair], report)
         assert sorted(found) == sorted(pairs)
 
 
@@ -282,7 +283,7 @@ def test_members_in_any_order_and_under_dot(tmp_path):
     content = {f"./{german}": lines("ein Hund"), "x": b"x" * 10**6,
                f"./{english}": lines("a dog")}  # fmt: skip
     path = tar(tmp_path / "training-parallel-commoncrawl.tgz", content)
-    found = list(wmt.archive_pairs(path, (english, german), CleaningReport()))
+    found = list(wmt._archive_pairs(path, (english, german), CleaningReport()))
     assert found == [("a dog", "ein Hund")]
 
 
@@ -290,7 +291,7 @@ def test_lines_end_at_the_line_feed_alone(tmp_path):
     odd = "a\u2028b\x0bc\x85d\te\r"
     content = {"en": lines("\ufeff" + odd, "two"), "de": lines(odd, "zwei")}
     path = tar(tmp_path / "x.tgz", content)
-    found = list(wmt.archive_pairs(path, ("en", "de"), CleaningReport()))
+    found = list(wmt._archive_pairs(path, ("en", "de"), CleaningReport()))
     assert found == [("a b c d e", "a b c d e"), ("two", "zwei")]
 
 
@@ -301,7 +302,7 @@ def test_bad_lines_are_dropped_and_counted(tmp_path):
                "de": b"".join(b + b"\n" for _, b in rows)}  # fmt: skip
     report = CleaningReport()
     path = tar(tmp_path / "x.tgz", content)
-    found = list(wmt.archive_pairs(path, ("en", "de"), report))
+    found = list(wmt._archive_pairs(path, ("en", "de"), report))
     assert found == [("a dog", "ein Hund"), ("end", "Ende")]
     assert report.lines == {"one side empty": [2], "not UTF-8": [3],
                             "length ratio": [4], "too long": [5]}  # fmt: skip
@@ -403,7 +404,7 @@ def test_an_unknown_pair(tmp_path):
 
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
     small_pieces = partial(wmt.pieces_of, size=300)
-    monkeypatch.setattr(wmt, "pieces_of", small_pieces)
+    monkeypatch.setattr(wmt, "_pieces_of", small_pieces)
     few = [((a + " ") * 20, (b + " ") * 20) for a, b in grammar_split("valid")]
     pairs, peaks = few * math.ceil(3000 / len(few)), []  # more than fills the buffers
     for times in (1, 5):
@@ -435,7 +436,7 @@ def test_recipes_are_the_papers(size, pair):
     recipe = Recipe.load(f"wmt14-{pair}-{size}")
     assert recipe.model == PAPER[size] | {"dropout": DROPOUT[size, pair]}
     assert recipe.max_steps == STEPS[size] and recipe.keep_last == AVERAGED[size]
-    assert recipe.vocab_size == VOCABULARY[pair] == wmt.VOCABULARY[pair]
+    assert recipe.vocab_size == VOCABULARY[pair] == wmt._VOCABULARY[pair]
     assert recipe.warmup == 4000 and recipe.factor == 1.0 and recipe.epsilon == 0.1
     assert recipe.max_tokens * recipe.accumulate == 25_000
     assert recipe.validate_every * SECONDS_A_STEP[size] == 600  # ten minutes
@@ -587,13 +588,13 @@ def test_what_the_transformer_was_cheaper_than():
 
 def test_our_row_is_empty_until_it_is_measured(monkeypatch):
     monkeypatch.setattr(wmt, "read_evidence", lambda name: {"name": name})
-    assert wmt.our_result("big", "en-fr") == {"name": "wmt14-en-fr-big"}
+    assert wmt._our_result("big", "en-fr") == {"name": "wmt14-en-fr-big"}
 
     def nothing(name):
         raise ValueError(name)
 
     monkeypatch.setattr(wmt, "read_evidence", nothing)
-    assert wmt.our_result("base", "en-de") is None
+    assert wmt._our_result("base", "en-de") is None
 
 
 def test_records_say_what_was_measured():
@@ -614,7 +615,7 @@ def test_records_say_what_was_measured():
 
 def test_cost_figure_shows_table_2(browser, tmp_path):
     """Marks where the numbers say, each with its name, numbers and source in words."""
-    figure = wmt.cost_figure()
+    figure = cost_figure()
     marks = [(".one circle", "fill"), (".ensemble rect", "fill"), (".own path", "fill")]
     check_figure(browser, tmp_path, figure, marks)
     cited = {"GNMT + RL": "Wu et al. 2016", "ConvS2S": "Gehring et al. 2017",
