@@ -19,7 +19,7 @@ from kept import keep, out_file
 from training import SIZES, pairs_of, prepared
 
 from transformer_lib.runs import environment_record
-from transformer_lib.speed import LADDER, climb, matmul_ceiling
+from transformer_lib.speed import _LADDER, climb, matmul_ceiling
 from transformer_lib.transformer import TransformerConfig
 
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,7 +48,7 @@ def main(arguments=None) -> dict:
     if pairs is None:  # the grammar has few words, not thousands of pieces
         name, asked.vocab_size = "grammar-en-de", 340
         print("on the embedded grammar")
-    changes = LADDER | ({} if asked.quick else MORE)
+    changes = _LADDER | ({} if asked.quick else MORE)
     if asked.device == "cpu":
         changes.pop("compiled", None)  # chapter 21 compiles one layer there
     with tempfile.TemporaryDirectory() as folder:

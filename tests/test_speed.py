@@ -22,7 +22,7 @@ from transformer_lib.exercises.speed import (
 )
 from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.speed import (
-    LADDER,
+    _LADDER,
     Steps,
     _adam,
     _attention_as,
@@ -30,6 +30,7 @@ from transformer_lib.speed import (
     _laps,
     _LiveMemory,
     _mean_loss,
+    _quantize_rows,
     _ratio_interval,
     _trainer,
     _training_flops,
@@ -37,7 +38,6 @@ from transformer_lib.speed import (
     feed,
     ladder,
     matmul_ceiling,
-    quantize_rows,
     quantized,
     race,
 )
@@ -138,7 +138,7 @@ def test_attention_is_put_back(model):
 
 def test_the_ladder_adds_up():
     steps = ladder()
-    assert list(steps) == list(LADDER)
+    assert list(steps) == list(_LADDER)
     first, *_, last = steps.values()
     assert first == Steps()
     assert (last.feed, last.attention) == ("length", "fused")
@@ -237,7 +237,7 @@ def test_an_interval_of_ratios_by_scipys_t():
     (lambda: _adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
     (lambda: _mean_loss(None, None, "some"), "loss='some'"),
     (lambda: _attention_as(None, "flash"), "attention='flash'"),
-    (lambda: quantize_rows(torch.tensor([[math.nan]])), "not finite"),
+    (lambda: _quantize_rows(torch.tensor([[math.nan]])), "not finite"),
     (lambda: _trainer(torch.nn.Linear(1, 1), Steps(precision="bf16")), "='bf16'"),
     (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),
 ])  # fmt: skip
@@ -253,7 +253,7 @@ def test_refusals(call, said):
 def test_rounding_is_within_half_a_scale(out, width, seed):
     weight = torch.randn(out, width, generator=torch.Generator().manual_seed(seed))
     weight[0] = 0
-    q, scale = quantize_rows(weight)
+    q, scale = _quantize_rows(weight)
     assert q.dtype == torch.int8 and q.abs().max() <= 127
     assert ((q * scale - weight).abs() <= scale / 2 + 1e-7).all()
     own = np.abs(weight.numpy()).max(1) / 127
@@ -264,7 +264,7 @@ def test_rounding_is_within_half_a_scale(out, width, seed):
 def test_rounding_of_other_numbers(kind):
     """In bfloat16 itself the largest number of a row may come out as 128: as -128."""
     weight = torch.randn(300, 40, generator=torch.Generator().manual_seed(0)).to(kind)
-    q, scale = quantize_rows(weight)
+    q, scale = _quantize_rows(weight)
     assert q.min() >= -127
     assert ((q * scale - weight).abs() <= scale / 2 + 1e-7).all()
 
@@ -327,5 +327,5 @@ def test_benchmark_runs(tmp_path):
     out, command = tmp_path / "a.json", [sys.executable, str(path), "--quick", "--out"]
     subprocess.run([*command, str(out)], check=True, capture_output=True, timeout=300)
     record = json.loads(out.read_text("utf-8"))
-    assert [line["step"] for line in record["ladder"]] == list(LADDER)
+    assert [line["step"] for line in record["ladder"]] == list(_LADDER)
     assert set(record["ceiling"]) == {"float32", "bfloat16"}
