@@ -6,7 +6,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/28_f
 
 # %% auto #0
 __all__ = ['MEMBERS', 'FamilyConfig', 'rotate', 'GroupedAttention', 'MixtureOfExperts', 'OneStack', 'TwoStacks', 'build_model',
-           'sample', 'StackSteps', 'ImageClassifier']
+           'StackSteps', 'sample', 'ImageClassifier']
 
 # %% ../notebooks/28_family.ipynb #1570854f
 import math
@@ -450,6 +450,62 @@ MEMBERS = {
               "norm": "rms", "norm_first": True},
 }  # fmt: skip
 
+# %% ../notebooks/28_family.ipynb #3c2d10c1
+class StackSteps:
+    """Reads a text piece by piece with a decoder-only model, each token once.
+
+    Args:
+        model: A model of one stack with causal=True, in evaluation mode.
+
+    Raises:
+        ValueError: If the model sees the future.
+    """
+
+    def __init__(self, model: OneStack):
+        if not model.config.causal:
+            raise ValueError("a cache needs causal=True in the model's config.")
+        self.model, self.length = model, 0
+        self.caches = [_Cache() for _ in model.encoder.layers]
+
+    def read(self, ids: Tensor) -> Tensor:
+        """The next tokens of each row, int64 (B, T) unpadded, to logits (B, T, V).
+
+        Raises:
+            ValueError: If an id is outside the vocabulary, or ids are not int64 of two
+                axes.
+        """
+        _check_ids(ids, self.model.config.vocab_size)
+        x = self.model.embed_target(ids, self.length)  # (B, T, D)
+        self.length += ids.shape[1]
+        mask = causal_mask(self.length, x.device)[-ids.shape[1] :]  # (T, n)
+        for layer, cache in zip(self.model.encoder.layers, self.caches, strict=True):
+            x = self._layer(layer, cache, x, mask)  # (B, T, D)
+        return self.model.project(self.model.encoder.norm(x))
+
+    def _layer(self, layer, cache, x, mask) -> Tensor:
+        def look_back(y):
+            k, v = cache.append(*layer.self_attention.keys_values(y, y))
+            return layer.self_attention.attend(y, k, v, mask)[0]
+
+        x = layer.residual_1(x, look_back)
+        return layer.residual_2(x, layer.feed_forward)
+
+    def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """As chapter 14's steps, for greedy search: (B, 1) to logits (B, 1, V).
+
+        Raises:
+            ValueError: If a row has several beams.
+        """
+        if tokens.shape[1] != 1:
+            raise ValueError(f"{tokens.shape[1]} beams: give one token a row.")
+        return self.read(tokens)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only."""
+        for cache in self.caches:
+            if cache.length:
+                cache.keep(rows)
+
 # %% ../notebooks/28_family.ipynb #733456e4
 @torch.inference_mode()
 def sample(
@@ -481,67 +537,19 @@ def sample(
     if not model.config.causal or (ids == PAD).any():
         raise ValueError("sampling needs causal=True in the config, and ids unpadded.")
     ids = ids.to(model.device)
-    start, going = ids.shape[1], torch.ones_like(ids[:, :1], dtype=torch.bool)
+    going, out = torch.ones_like(ids[:, :1], dtype=torch.bool), []
     with evaluating(model):
-        while going.any() and ids.shape[1] < start + max_new:
-            read = ids.masked_fill(ids == PAD, EOS)  # of rows that have ended
-            logits = model(read)[:, -1]  # (B, V)
+        steps = StackSteps(model)
+        while going.any() and len(out) < max_new:
+            logits = steps.read(ids)[:, -1]  # (B, V)
             logits[:, [PAD, BOS]] = -torch.inf
             p = filter_logits(logits, **settings).softmax(dim=-1).cpu()
             token = torch.multinomial(p, 1, generator=generator).to(ids.device)
-            ids = torch.cat([ids, token.masked_fill(~going, PAD)], dim=1)
+            out.append(token.masked_fill(~going, PAD))  # (B, 1)
+            ids = token.masked_fill(~going, EOS)  # what rows that have ended read
             going = going & (token != EOS)
-    return [[i for i in row if i not in (PAD, EOS)] for row in ids[:, start:].tolist()]
-
-# %% ../notebooks/28_family.ipynb #3c2d10c1
-class StackSteps:
-    """Reads a text piece by piece with a decoder-only model, each token once.
-
-    Args:
-        model: A model of one stack with causal=True, in evaluation mode.
-
-    Raises:
-        ValueError: If the model sees the future.
-    """
-
-    def __init__(self, model: OneStack):
-        if not model.config.causal:
-            raise ValueError("a cache needs causal=True in the model's config.")
-        self.model, self.length = model, 0
-        self.caches = [_Cache() for _ in model.encoder.layers]
-
-    def read(self, ids: Tensor) -> Tensor:
-        """The next tokens of each row, int64 (B, T) unpadded, to logits (B, T, V)."""
-        x = self.model.embed_target(ids, self.length)  # (B, T, D)
-        self.length += ids.shape[1]
-        mask = causal_mask(self.length, x.device)[-ids.shape[1] :]  # (T, n)
-        for layer, cache in zip(self.model.encoder.layers, self.caches, strict=True):
-            x = self._layer(layer, cache, x, mask)  # (B, T, D)
-        return self.model.project(self.model.encoder.norm(x))
-
-    def _layer(self, layer, cache, x, mask) -> Tensor:
-        def look_back(y):
-            k, v = cache.append(*layer.self_attention.keys_values(y, y))
-            return layer.self_attention.attend(y, k, v, mask)[0]
-
-        x = layer.residual_1(x, look_back)
-        return layer.residual_2(x, layer.feed_forward)
-
-    def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """As chapter 14's steps, for greedy search: (B, 1) to logits (B, 1, V).
-
-        Raises:
-            ValueError: If a row has several beams.
-        """
-        if tokens.shape[1] != 1:
-            raise ValueError(f"{tokens.shape[1]} beams: give one token a row.")
-        return self.read(tokens)
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only."""
-        for cache in self.caches:
-            if cache.length:
-                cache.keep(rows)
+    rows = torch.cat(out, dim=1).tolist() if out else [[] for _ in ids]
+    return [[i for i in row if i not in (PAD, EOS)] for row in rows]
 
 # %% ../notebooks/28_family.ipynb #60e0c98f
 def _cut_patches(images: Tensor, size: int) -> Tensor:
