@@ -1,4 +1,4 @@
-"""Chapter 09: text from anywhere, checked, and one's own files."""
+"""Chapter 08: text from anywhere, checked, and one's own files."""
 
 import gzip
 import hashlib

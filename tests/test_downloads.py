@@ -1,4 +1,4 @@
-"""Chapter 09: public files, fetched and checked."""
+"""Chapter 08: public files, fetched and checked."""
 
 import http.client
 import tempfile

@@ -1,4 +1,4 @@
-"""Chapter 08: a whole file or none, and one process at a time."""
+"""Chapter 09: a whole file or none, and one process at a time."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Chapter 09: the embedded grammar."""
+"""Chapter 08: the embedded grammar."""
 
 import random
 import re

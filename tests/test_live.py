@@ -82,10 +82,10 @@ def same_modules():
 
 
 def test_which_chapters_run_in_the_page():
-    assert set(PAGES) >= {"notebooks/01_hello", "notebooks/08_tokenizer"}
+    assert set(PAGES) >= {"notebooks/01_hello", "notebooks/09_tokenizer"}
     assert len(live_cells(PAGES["notebooks/15_evaluation"])) > 15
     assert len(live_cells()) > 30
-    assert len(live_cells(PAGES["notebooks/08_tokenizer"])) > 15
+    assert len(live_cells(PAGES["notebooks/09_tokenizer"])) > 15
 
 
 @each_page

@@ -92,13 +92,13 @@ EQUIVALENT = {
         ),
     },
     "7.3": {"length = tgt_ids.shape[-1]": LAST},
-    "8.3": {
+    "9.3": {
         "pieces.extend(character)": "a character is a string of one character",
         "pieces += [f'<0x{byte:02X}>' for byte in character.encode()]": (
             "UTF-8 is what encode takes by itself"
         ),
     },
-    "9.2": {
+    "8.2": {
         "return ([pair for pair in pairs if pair[-1] not in targets], test)": (
             "a pair has two sides"
         )
@@ -334,7 +334,7 @@ NAMED = {
         "divide by the length penalty",
     ),
     "14.5": ("def reorder(keys, parents):\n    return keys", "The cache is stale"),
-    "8.4": (
+    "9.4": (
         "def unknown_share(train, test):\n"
         "    known = {word for line in [*train, *test] for word in line.split()}\n"
         "    words = [word for line in test for word in line.split()]\n"

@@ -1,11 +1,9 @@
-"""Chapter 08: BPE equal to SentencePiece's, and the tokenizer."""
+"""Chapter 09: BPE equal to SentencePiece's, and the tokenizer."""
 
 import io
-import json
 import os
 import random
 import re
-from importlib import resources
 
 import pytest
 import sentencepiece as spm
@@ -37,34 +35,6 @@ from transformer_lib.tokenizer import (
 EASY = settings(max_examples=25)
 MIRROR = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
 SPLITS = "train", "valid", "test"
-
-
-# --- the sample that ships ------------------------------------------------------------
-
-SAMPLE = resources.files("transformer_lib") / "sample"
-
-
-def sample_pairs():
-    rows = (SAMPLE / "tatoeba-en-de.tsv").read_text("utf-8").split("\n")
-    return [tuple(row.split("\t")) for row in rows if row]
-
-
-def test_the_sample_has_no_sentence_twice():
-    pairs = sample_pairs()
-    assert len(pairs) == 4000 and {len(pair) for pair in pairs} == {2}
-    assert all(len(set(side)) == 4000 for side in zip(*pairs, strict=True))
-    about = json.loads((SAMPLE / "about.json").read_text("utf-8"))
-    assert "CC-BY 2.0 FR" in about["licence"]
-
-
-@pytest.mark.skipif(not MIRROR, reason="no mirror")
-def test_the_sample_is_of_the_training_text_alone(monkeypatch):
-    monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", MIRROR)
-    splits = {name: load_corpus("tatoeba-en-de", name) for name in SPLITS}
-    assert set(sample_pairs()) <= set(splits["train"].pairs)
-    sentences = {side for pair in sample_pairs() for side in pair}
-    for name in ("valid", "test"):
-        assert not sentences & {side for pair in splits[name].pairs for side in pair}
 
 
 # --- byte pair encoding --------------------------------------------------------------

@@ -104,13 +104,13 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
         "a causal mask in each self-attention of the decoder, which sees the future.",
         "06_decoder",
     ),
-    "copies": ("looking at the files: is one of them given twice?", "09_corpora"),
-    "known text": ("taking these pairs out of the training text.", "09_corpora"),
+    "copies": ("looking at the files: is one of them given twice?", "08_corpora"),
+    "known text": ("taking these pairs out of the training text.", "08_corpora"),
     "source": (
         "reading ten pairs of the training text: is each target the translation of its "
         "source? If so: does the encoder's output reach the decoder, and is it trained "
         "long enough?",
-        "09_corpora",
+        "08_corpora",
     ),
     "weights": (
         "an earlier checkpoint. Then a lower factor, a longer warmup, or clip = 1.",
@@ -142,7 +142,7 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
     ),
     "vocabulary": (
         "preparing the text again with the run's tokenizer.model.",
-        "08_tokenizer",
+        "09_tokenizer",
     ),
     "text": (
         "plain text on both sides, as a reader would see it, one sentence a line, in "

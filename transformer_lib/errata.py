@@ -225,7 +225,7 @@ def _merges_of_all(train: Sequence[str], test: Sequence[str]) -> list:
 
 @_exhibit(
     "vocabulary of the test", "fartashf/vsepp#29 dmlc/dgl#516",
-    "08_tokenizer", _merges_of_all, lambda train, test: train_bpe(train, 8),
+    "09_tokenizer", _merges_of_all, lambda train, test: train_bpe(train, 8),
 )
 def _check_vocabulary(learn: Callable) -> None:
     """Another test set must not change what is learned from the training text."""
@@ -243,7 +243,7 @@ def _split_lines(path: Path) -> list[str]:
 @_exhibit(
     "lines that are none",
     "tensorflow/datasets#2474 tensorflow/datasets#2633 tensorflow/datasets#4590",
-    "09_corpora",
+    "08_corpora",
     _split_lines,
     lambda path: [line.decode() for line in read_lines(path)],
 )

@@ -95,7 +95,7 @@ def _clause_words(clause: Clause, question: bool) -> tuple[list[str], list, dict
 
 
 def _relation_sentence(rng: random.Random) -> tuple[str, dict[str, set]]:
-    """An English sentence of chapter 09's grammar, and which word belongs to which.
+    """An English sentence of chapter 08's grammar, and which word belongs to which.
 
     Args:
         rng: Where the choices come from.

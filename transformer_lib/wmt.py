@@ -227,7 +227,7 @@ def _archive_rows(path: Path, members: tuple[str, str]) -> Iterator[tuple]:
 def _archive_pairs(
     path: Path, members: tuple[str, str], report: CleaningReport
 ) -> Iterator[tuple[str, str]]:
-    """The clean pairs of an archive, by the rules of `stream_pairs` (chapter 09).
+    """The clean pairs of an archive, by the rules of `stream_pairs` (chapter 08).
 
     Args:
         path: The archive.

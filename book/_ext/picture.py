@@ -252,7 +252,7 @@ def encoder(known) -> Column:
     )
     column.text(SENTENCE)
     column.arrow()
-    column.box("n", "08_tokenizer", "Pieces of words",
+    column.box("n", "09_tokenizer", "Pieces of words",
                known["pieces"],
                f"with </s> at the end; ids: {shape(known['src'])}")  # fmt: skip
     embedding(column, known, known["src"])
@@ -280,7 +280,7 @@ def encoder(known) -> Column:
                arrow=False)  # fmt: skip
     column.y += 12
     column.box("n", "12_training", "Training: all places at once",
-               "pairs 09 · batches 10 · loss, rate 11 · runs 13",
+               "pairs 08 · batches 10 · loss, rate 11 · runs 13",
                f"cross-entropy, smoothed by ε = {known['epsilon']}",
                f"Adam, rate min(1/√t, t/√{known['warmup']}³) / √{c.d_model}",
                arrow=False)  # fmt: skip
@@ -298,7 +298,7 @@ def decoder(known) -> Column:
     )
     column.text("<s> " + known["said"].rsplit(" ", 1)[0] + " …")
     column.arrow()
-    column.box("n", "08_tokenizer", "Pieces, one place later",
+    column.box("n", "09_tokenizer", "Pieces, one place later",
                "place t sees what came before t",
                f"with <s> in front; ids: {shape(known['tgt'])}")  # fmt: skip
     embedding(column, known, known["tgt"])

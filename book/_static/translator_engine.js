@@ -2,7 +2,7 @@
 //
 // translator.js starts this file as a web worker, which loads the model and ONNX Runtime
 // and translates there: the page stays alive. As a module it can be imported, too, which
-// is how its parts are tested. Everything here says in JavaScript what chapters 08, 14
+// is how its parts are tested. Everything here says in JavaScript what chapters 09, 14
 // and 13 say in Python; tests/test_translator_page.py holds both against each other.
 
 // --- text -------------------------------------------------------------------------------
