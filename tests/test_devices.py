@@ -348,7 +348,7 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "export_ctranslate2 export_marian export_onnx prove to_int8": "made on the CPU",
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
-    "grow": "weights alone",
+    "grow save_start": "weights and files",
 }
 
 

@@ -31,9 +31,9 @@ from transformer_lib.family import (
     ImageClassifier,
     MixtureOfExperts,
     StackSteps,
-    _build_stack,
     _cut_patches,
     _FamilyFeedForward,
+    _make_stack,
     build_model,
     rotate,
     sample,
@@ -340,12 +340,12 @@ def test_order_counts_and_padding_does_not(positions):
 
 
 def test_a_bag_of_words_without_positions():
-    stack = _build_stack(FamilyConfig(V, **SIZES)).eval()  # nothing is added to x
+    stack = _make_stack(FamilyConfig(V, **SIZES)).eval()  # nothing is added to x
     x, order = torch.randn(1, 6, 16), torch.randperm(6)
     torch.testing.assert_close(
         stack(x)[:, order], stack(x[:, order]), atol=1e-5, rtol=0
     )
-    rotary = _build_stack(FamilyConfig(V, **SIZES, positions="rotary")).eval()
+    rotary = _make_stack(FamilyConfig(V, **SIZES, positions="rotary")).eval()
     assert (rotary(x)[:, order] - rotary(x[:, order])).abs().max() > 1e-3
 
 

@@ -20,7 +20,7 @@ from transformer_lib.transformer import by_scale, seconds_allowed
 
 matplotlib.use("Agg")
 ROOT = Path(__file__).parents[1]
-UNSCALED = "corpora", "command_line", "shipped_model", "errata", "evidence"
+UNSCALED = "corpora", "translator", "command_line", "shipped_model", "errata", "evidence"
 SCALED = sorted(
     path
     for path in ROOT.glob("notebooks/*.ipynb")
@@ -188,14 +188,14 @@ def test_chapter_13_at_full_begins_from_nothing_and_goes_on(full, monkeypatch):
 
     names = names_of(runs, shutil=shutil, CorpusUnavailable=ValueError)
     names |= {"train": train, "recipe_for_here": recipes.recipe_for_here}
-    run_cells("12_training", names, "short_run = train(")
+    run_cells("13_runs", names, "short_run = train(")
     first = names["short_run"].progress.step
     assert full == ["tatoeba-en-de-large"] and first >= 1
     precision = names["short_run"].recipe.precision
     assert precision == recipes.native_precision("cpu")[0]
     monkeypatch.setattr(recipes, "native_precision", lambda device: ("float16", ""))
     names["native_precision"] = recipes.native_precision  # another machine
-    run_cells("12_training", names, "short_run = train(")
+    run_cells("13_runs", names, "short_run = train(")
     assert names["short_run"].progress.step > first
     assert names["short_run"].recipe.precision == precision
     assert full == ["tatoeba-en-de-large"]

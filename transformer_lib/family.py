@@ -311,13 +311,13 @@ class MixtureOfExperts(nn.Module):
         return out
 
 # %% ../notebooks/28_family.ipynb #249afcc5
-def _build_norm(config: FamilyConfig) -> nn.Module:
+def _make_norm(config: FamilyConfig) -> nn.Module:
     """The normalization that the settings ask for."""
     kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[config.norm]
     return kind(config.d_model, eps=1e-5)
 
 
-def _build_layer(
+def _make_layer(
     config: FamilyConfig, cross_attention: bool, places: nn.Module
 ) -> nn.Module:
     """An encoder layer, or a decoder layer, with the blocks of the settings.
@@ -339,13 +339,13 @@ def _build_layer(
     layer.self_attention = GroupedAttention(*sizes, rotary=rotary, **groups)
     if cross_attention:  # two texts: no common places to turn by
         layer.cross_attention = GroupedAttention(*sizes, **groups)
-    layer.feed_forward = _build_network(c)
+    layer.feed_forward = _make_network(c)
     for name in [n for n, _ in layer.named_children() if n.startswith("residual_")]:
-        getattr(layer, name).norm = _build_norm(c)
+        getattr(layer, name).norm = _make_norm(c)
     return layer
 
 
-def _build_network(config: FamilyConfig) -> nn.Module:
+def _make_network(config: FamilyConfig) -> nn.Module:
     """The feed-forward network of a layer, or the mixture that stands for it."""
     c = config
     if c.num_experts is None:
@@ -354,7 +354,7 @@ def _build_network(config: FamilyConfig) -> nn.Module:
     return MixtureOfExperts(c.d_model, c.d_ff, *many, c.activation)
 
 
-def _build_stack(
+def _make_stack(
     config: FamilyConfig, cross_attention: bool = False, places: nn.Module | None = None
 ) -> nn.Module:
     """An Encoder, or a Decoder with cross_attention, of such layers."""
@@ -362,9 +362,9 @@ def _build_stack(
     c, kind = config, Decoder if cross_attention else Encoder
     widths = {"d_k": c.d_k, "d_v": c.d_v}
     stack = kind(1, c.d_model, c.num_heads, c.d_ff, c.norm_first, **widths)
-    layers = (_build_layer(c, cross_attention, places) for _ in range(c.num_layers))
+    layers = (_make_layer(c, cross_attention, places) for _ in range(c.num_layers))
     stack.layers = nn.ModuleList(layers)
-    stack.norm = _build_norm(c) if c.norm_first else nn.Identity()
+    stack.norm = _make_norm(c) if c.norm_first else nn.Identity()
     return stack
 
 # %% ../notebooks/28_family.ipynb #122b1554
@@ -388,7 +388,7 @@ class OneStack(Embeddings):
 
     def __init__(self, config: FamilyConfig):
         super().__init__(config)
-        stack = _build_stack(config, places=self.src_positions)
+        stack = _make_stack(config, places=self.src_positions)
         self.encoder, self.decoder = stack, nn.Identity()
         self.tgt_embedding, self.tgt_positions = self.src_embedding, self.src_positions
         initialize(self)
@@ -426,8 +426,8 @@ class TwoStacks(Transformer):
 
     def __init__(self, config: FamilyConfig):
         super().__init__(config)
-        self.encoder = _build_stack(config, places=self.src_positions)
-        self.decoder = _build_stack(config, True, self.tgt_positions)
+        self.encoder = _make_stack(config, places=self.src_positions)
+        self.decoder = _make_stack(config, True, self.tgt_positions)
         initialize(self)
 
 
@@ -604,7 +604,7 @@ class ImageClassifier(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.d_model))
         self.positions = LearnedPositions(count + 1, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.stack = _build_stack(config)
+        self.stack = _make_stack(config)
         self.output = nn.Linear(config.d_model, config.vocab_size)
         for p in self.stack.parameters():
             if p.dim() > 1:
