@@ -20,7 +20,14 @@ from transformer_lib.transformer import by_scale, seconds_allowed
 
 matplotlib.use("Agg")
 ROOT = Path(__file__).parents[1]
-UNSCALED = "corpora", "translator", "command_line", "shipped_model", "errata", "evidence"
+UNSCALED = (
+    "corpora",
+    "translator",
+    "command_line",
+    "shipped_model",
+    "errata",
+    "evidence",
+)
 SCALED = sorted(
     path
     for path in ROOT.glob("notebooks/*.ipynb")
@@ -232,7 +239,9 @@ def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, capsys):
         base, out, 2, rows=rows, sentences=2, device="cpu", **rest
     )
     run_cells(
-        "25_ablations", found, "def rows_of_an_hour",
+        "25_ablations",
+        found,
+        "def rows_of_an_hour",
         "by_scale(lambda: None, rows_of_an_hour)",
     )
     said = capsys.readouterr().out
