@@ -220,7 +220,7 @@ def test_an_unwritable_place_is_said_before_the_work(
 
 
 def test_no_place_that_is_written_to_is_left_out():
-    parser, found = cli._build_parser(), set()
+    parser, found = cli._make_parser(), set()
     (commands,) = (a for a in parser._actions if isinstance(a.choices, dict))
     for command, inner in commands.choices.items():
         options = {word for action in inner._actions for word in action.option_strings}
@@ -353,13 +353,13 @@ ASKED = ["--beam-size", "1"], ["--alpha", "0"]
     [*ASKED[0], *ASKED[1], "run", "test.en"], ["run", *ASKED[0], "--", "test.en"],
 ])  # fmt: skip
 def test_files_stand_before_between_or_after_options(words):
-    asked = cli._build_parser().parse_args(["translate", *words])
+    asked = cli._make_parser().parse_args(["translate", *words])
     assert asked.model == "run" and asked.files == [Path("test.en")]
     assert asked.beam_size == 1 and asked.alpha in (0, 0.6)
 
 
 def test_several_files_and_what_is_no_option(capsys):
-    asked = cli._build_parser().parse_args(["parse", "a", "--beam-size", "2", "b"])
+    asked = cli._make_parser().parse_args(["parse", "a", "--beam-size", "2", "b"])
     assert asked.files == [Path("a"), Path("b")]
     for words, telling in ((["--beam", "x", "m"], "invalid int value"),
                            (["m", "--colour", "f"], "unrecognized arguments: --colour"),

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         0 if all went well, 1 if doctor found something to mend, 2 if what was asked
         cannot be done (a sentence on standard error says why), 130 if interrupted.
     """
-    parser = _build_parser()
+    parser = _make_parser()
     asked = parser.parse_args(arguments)
     if asked.version:
         print(metadata.version("transformer-lib"))
@@ -607,7 +607,7 @@ class _CommandParser(argparse.ArgumentParser):
             self.passes = 0
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
