@@ -22,6 +22,7 @@ from transformer_lib.ablations import (
     _PAPER_BASE,
     ROWS,
     TABLE3,
+    Row,
     _bootstrap_agreement,
     _holm,
     _losses,
@@ -31,7 +32,6 @@ from transformer_lib.ablations import (
     _rank_agreement,
     _ranks,
     _read_results,
-    _Row,
     _scaled,
     _sign_agreement,
     _t_quantile,
@@ -494,7 +494,7 @@ def test_rank_agreement_by_hand():
 
 
 def test_row_is_a_plain_record():
-    assert asdict(_Row("x", {"d_k": 8})) == {
+    assert asdict(Row("x", {"d_k": 8})) == {
         "key": "x", "changes": {"d_k": 8}, "perplexity": None, "bleu": None,
         "millions": None,
     }  # fmt: skip
