@@ -558,7 +558,7 @@ def test_bleu_is_measured_on_the_text_that_was_prepared(tmp_path, monkeypatch):
     prepare(corpus, tmp_path / "data", 350)
     seen = []
     monkeypatch.setattr(
-        ablations, "measure", lambda recipe, run, data, pairs, *_: seen.append(pairs)
+        ablations, "_measure", lambda recipe, run, data, pairs, *_: seen.append(pairs)
         or {"recipe": asdict(recipe), "perplexity": 1.0, "bleu": 1.0},
     )  # fmt: skip
     base = tiny()  # its corpus is the grammar's

@@ -138,7 +138,7 @@ EQUIVALENT = {
         "total = sum((loss * count for loss, count in "
         "zip(tokens, losses, strict=True)))": "a * b is b * a"
     },
-    "12.3": {
+    "13.2": {
         "for name, first in checkpoints[1].items():": "all have the same names",
         "for name, first in checkpoints[-1].items():": "all have the same names",
         "stacked = torch.stack([c[name] for c in checkpoints])": (
