@@ -179,10 +179,10 @@ const follow = (marks, t, i) => {
 const ended = [];
 shown.forEach((level, t) => level.forEach(([, , , score, fate], i) => {
   if (fate == "finished") ended.push([score, t, i]);
-  if (fate == "finished" || fate == "alive" && t == step) _reorder(lives, t, i);
+  if (fate == "finished" || fate == "alive" && t == step) follow(lives, t, i);
 }));
 ended.sort((a, b) => b[0] - a[0]);
-if (step == last && ended.length) _reorder(wins, ...ended[0].slice(1));
+if (step == last && ended.length) follow(wins, ...ended[0].slice(1));
 const path = (t, i) => t ? [...path(t - 1, tree[t][i][1]), tree[t][i][0]] : [];
 const text = (t, i) => path(t, i).join("").replace("</s>", "").replaceAll("▁", " ")
   .trim();
