@@ -193,7 +193,7 @@ def names_of(module, **more) -> dict:
 def test_chapter_13_at_full_begins_from_nothing_and_goes_on(full, monkeypatch):
     import shutil
 
-    names = names_of(runs, shutil=shutil, CorpusUnavailable=ValueError)
+    names = names_of(runs, shutil=shutil, math=math, CorpusUnavailable=ValueError)
     names |= {"train": train, "recipe_for_here": recipes.recipe_for_here}
     run_cells("13_runs", names, "short_run = train(")
     first = names["short_run"].progress.step
