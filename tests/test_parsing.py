@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from made_trees import TREES, tree
 
 from transformer_lib import parsing
 from transformer_lib.exercises.parsing import check_close, check_f1, check_spans
@@ -50,32 +50,6 @@ WSJ_FILE = """
     (. .) ))
 ( (S (NP-SBJ-1 (PRP It)) (VP (VBZ seems) (SBAR (-NONE- 0) (S (-NONE- *T*-1)))) (. .)) )
 """
-
-
-def tree(text):
-    (one,) = read_trees(text.splitlines())
-    return one
-
-
-LABELS = st.sampled_from(["S", "NP", "VP", "PP", "ADVP", "PRT", "SBAR", "WHNP"])
-TAGS = st.sampled_from(["NN", "DT", ",", ".", "VBD", "-LRB-", "PRP$", "``"])
-WORDS = st.text(
-    st.characters(codec="utf-8", exclude_characters="() \t\r\n"), min_size=1
-)
-LEAVES = st.builds(lambda label, word: Tree(label, word=word), TAGS, WORDS)
-PARTS = st.recursive(
-    LEAVES,
-    lambda inner: st.builds(
-        lambda label, children: Tree(label, tuple(children)),
-        LABELS,
-        st.lists(inner, min_size=1, max_size=4),
-    ),
-    max_leaves=12,
-)
-TREES = st.builds(
-    lambda children: Tree("TOP", tuple(children)),
-    st.lists(PARTS, min_size=1, max_size=3),
-)
 
 
 def test_trees_over_many_lines_and_comments():
@@ -363,8 +337,8 @@ def test_chunks_are_counted_with_the_right_beginning_given():
             return logits
 
     expected, words = 0, 0
-    for tree in trees:
-        written = _chunks(linearize(tree))
+    for one in trees:
+        written = _chunks(linearize(one))
         expected, words = expected + written.count(often), words + len(written)
     got = parsing._chunk_accuracy(Always(), tokenizer, trees)
     assert got == {"known": (expected / words, words)} and expected > 3

@@ -1,7 +1,7 @@
 """Chapter 26: trees as the tokens of a parser."""
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from made_trees import TREES, tree
 
 from transformer_lib.tree_tokens import (
     _brackets_of_slots,
@@ -13,52 +13,14 @@ from transformer_lib.tree_tokens import (
     _word_slots,
 )
 from transformer_lib.trees import (
-    Tree,
     clean_tree,
     linearize,
-    read_trees,
 )
 
 SOME = settings(max_examples=60, deadline=None)
 
 
 SMALL = "(S (NP (DT The) (NN dog)) (VP (VBD saw) (NP (PRP it))) (. .))"
-
-
-def tree(text):
-    (one,) = read_trees(text.splitlines())
-    return one
-
-
-LABELS = st.sampled_from(["S", "NP", "VP", "PP", "ADVP", "PRT", "SBAR", "WHNP"])
-
-
-TAGS = st.sampled_from(["NN", "DT", ",", ".", "VBD", "-LRB-", "PRP$", "``"])
-
-
-WORDS = st.text(
-    st.characters(codec="utf-8", exclude_characters="() \t\r\n"), min_size=1
-)
-
-
-LEAVES = st.builds(lambda label, word: Tree(label, word=word), TAGS, WORDS)
-
-
-PARTS = st.recursive(
-    LEAVES,
-    lambda inner: st.builds(
-        lambda label, children: Tree(label, tuple(children)),
-        LABELS,
-        st.lists(inner, min_size=1, max_size=4),
-    ),
-    max_leaves=12,
-)
-
-
-TREES = st.builds(
-    lambda children: Tree("TOP", tuple(children)),
-    st.lists(PARTS, min_size=1, max_size=3),
-)
 
 
 @given(TREES)

@@ -1,0 +1,31 @@
+"""Trees for tests: read from text, or any that can be made."""
+
+from hypothesis import strategies as st
+
+from transformer_lib.trees import Tree, read_trees
+
+
+def tree(text):
+    (one,) = read_trees(text.splitlines())
+    return one
+
+
+LABELS = st.sampled_from(["S", "NP", "VP", "PP", "ADVP", "PRT", "SBAR", "WHNP"])
+TAGS = st.sampled_from(["NN", "DT", ",", ".", "VBD", "-LRB-", "PRP$", "``"])
+WORDS = st.text(
+    st.characters(codec="utf-8", exclude_characters="() \t\r\n"), min_size=1
+)
+LEAVES = st.builds(lambda label, word: Tree(label, word=word), TAGS, WORDS)
+PARTS = st.recursive(
+    LEAVES,
+    lambda inner: st.builds(
+        lambda label, children: Tree(label, tuple(children)),
+        LABELS,
+        st.lists(inner, min_size=1, max_size=4),
+    ),
+    max_leaves=12,
+)
+TREES = st.builds(
+    lambda children: Tree("TOP", tuple(children)),
+    st.lists(PARTS, min_size=1, max_size=3),
+)
