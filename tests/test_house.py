@@ -160,6 +160,36 @@ def test_no_module_is_too_long():
     assert long == LONG, f"short now, take off LONG: {', '.join(sorted(LONG - long))}"
 
 
+def test_every_module_says_what_it_is():
+    """In a docstring that ends with the page of the chapter that exports it."""
+    pages = {path.stem[:2]: path.stem for path in ROOT.glob("notebooks/*.ipynb")}
+    numbers, seen = chapters(), {}
+    modules = {**FRONT}
+    for room, paths in ROOMS.items():
+        modules |= {f"{room}.{stem}": path for stem, path in paths.items()}
+    for name, path in modules.items():
+        said = ast.get_docstring(tree(path)) or ""
+        first, page = said.split("\n\n", 1) if "\n\n" in said else (said, "")
+        assert len(first.split()) > 3, f"{name} has no docstring"
+        assert first.endswith("."), f"{name}: a sentence ends with a full stop"
+        wanted = f"/notebooks/{pages[f'{numbers[name]:02d}']}.html"
+        assert page.startswith("Docs: ") and page.endswith(wanted), f"{name}: {page}"
+        assert first not in seen, f"{name} and {seen[first]} say the same"
+        seen[first] = name
+
+
+def test_an_api_page_names_the_chapter_that_exports_its_module():
+    numbers = chapters()
+    for path in sorted((ROOT / "book" / "api").glob("*.md")):
+        text = path.read_text("utf-8")
+        found = re.search(
+            r"Written\s+in\s+\[chapter (\d\d)\]\(\.\./\.\./notebooks/(\d\d)", text
+        )
+        number = f"{numbers[path.stem]:02d}"
+        assert found, f"{path.name} does not say which chapter its module is written in"
+        assert found.groups() == (number, number), f"{path.name}: chapter {number}"
+
+
 def test_public_names_grow_no_further():
     counts = {name: len(public(path)) for name, path in FRONT.items()}
     total = sum(counts.values())

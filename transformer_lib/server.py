@@ -1,4 +1,4 @@
-"""Translations over HTTP.
+"""Translations over HTTP: JSON in, JSON out, and a line for each line of text.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/22_export.html"""
 

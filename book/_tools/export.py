@@ -6,8 +6,9 @@ nbdev does the work. A chapter has a module of its own, and may have others: mor
 rooms, and in the back rooms one that draws its figures and one that checks its
 exercises. nbdev only adds to those, so each export starts from empty modules in a
 folder aside, and only what differs is put in its place: stale modules go, unchanged
-files keep their dates, and a failed export changes nothing. A text at the head of a
-module's first cell becomes its docstring.
+files keep their dates, and a failed export changes nothing. Every module has a
+docstring: a chapter's first front room the line under the chapter's title, a further
+front room the text at the head of its first cell, and a back room says whose it is.
 
     python book/_tools/export.py [--check]
 """
@@ -28,6 +29,10 @@ HAND_WRITTEN = {"__init__.py"}
 BACK_ROOMS = {
     "exercises": "The checks of the exercises, one module a chapter.",
     "figures": "What draws the figures, one module a chapter.",
+}
+WHOSE = {
+    "exercises": "The checks of the exercises of",
+    "figures": "What draws the figures of",
 }
 FURTHER = re.compile(r"^#\|[ \t]*exporti?[ \t]+([\w.]+)[ \t]*$", re.MULTILINE)
 HEAD = re.compile(r'(# %% \S+/(\w+)\.ipynb #\w+\n)"""(.+?)"""\n+', re.DOTALL)
@@ -71,14 +76,19 @@ def exported(folder: Path, root: Path = ROOT) -> dict[str, str]:
         text = f'"""{purpose}"""\n'
         (library / room / "__init__.py").write_text(text, encoding="utf-8")
     (library / "_modidx.py").unlink()  # an index for nbdev's own documentation
-    return {
-        path.relative_to(library).as_posix(): finished(path.read_text(encoding="utf-8"))
-        for path in sorted(library.rglob("*.py"))
-    }
+    modules = {}
+    for path in sorted(library.rglob("*.py")):
+        name = path.relative_to(library).as_posix()
+        modules[name] = finished(name, path.read_text(encoding="utf-8"))
+    return modules
 
 
-def finished(module: str) -> str:
-    """Point the docstring to the chapter's page, and end with one newline."""
+def finished(name: str, module: str) -> str:
+    """Give a module its docstring, with the chapter's page, and one newline at its end.
+
+    Raises:
+        SystemExit: A front room has no text.
+    """
     chapter = re.search(r"notebooks/(\w+)\.ipynb", module)
     if chapter:
         page = rf"/notebooks/{chapter[1]}.html"
@@ -89,6 +99,15 @@ def finished(module: str) -> str:
         if module.count("# %% ", 0, head.start()) == 1:  # that of __all__
             said = f'"""{head[3]}\n\nDocs: {PAGES}/{head[2]}.html"""\n\n'
             module = said + module.replace(head[0], head[1], 1)
+    if not module.startswith('"""'):
+        room = name.rpartition("/")[0]
+        if room not in WHOSE:
+            raise SystemExit(
+                f"transformer_lib/{name} has no docstring: begin the first cell that "
+                "exports to it with a text in three quotes"
+            )
+        said = f"{WHOSE[room]} chapter {chapter[1][:2]}."
+        module = f'"""{said}\n\nDocs: {PAGES}/{chapter[1]}.html"""\n\n{module}'
     return module.rstrip() + "\n"
 
 
