@@ -36,7 +36,7 @@ from kept import keep, out_file
 from peers import interval
 
 from transformer_lib.batches import pad
-from transformer_lib.checkpoints import write_json
+from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.ctranslate2_export import _ctranslate2_spec
 from transformer_lib.decoding import CachedSteps, beam_search, search
@@ -335,7 +335,7 @@ def go_on(given, cases: dict, fingerprint: dict) -> dict:
     end = time.monotonic() + 60 * given.minutes
     if given.device == "cpu" and "bleu" not in state:
         state["bleu"] = quality(given.quick)
-        write_json(given.rounds, state)
+        _write_json(given.rounds, state)
     for number, (name, (says, make)) in enumerate(cases.items()):
         kept = state["cases"].setdefault(name, {"says": says})
         seconds = kept.setdefault("seconds", {})
@@ -357,7 +357,7 @@ def go_on(given, cases: dict, fingerprint: dict) -> dict:
                 not given.quick and not sure(seconds) and time.monotonic() < stop
             ):
                 one_round(runs, seconds)
-                write_json(given.rounds, state)
+                _write_json(given.rounds, state)
         print(f"{name}: {len(seconds['ours float32'])} rounds, "
               f"{'sure' if sure(seconds) else 'not within 5 % yet'}")  # fmt: skip
     return state

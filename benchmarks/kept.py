@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from transformer_lib.checkpoints import write_json
-from transformer_lib.files import ensure_writable
+from transformer_lib.checkpoints import _write_json
+from transformer_lib.files import _ensure_writable
 
 EVIDENCE = Path(__file__).parents[1] / "transformer_lib" / "evidence"
 
@@ -13,9 +13,9 @@ def out_file(name: str) -> Path:
     """The file of --out, for argparse: where it cannot be written, that is said now."""
     path = Path(name)
     try:
-        ensure_writable(path.parent, folder=True)  # it is made if it is not there
+        _ensure_writable(path.parent, folder=True)  # it is made if it is not there
         if path.parent.is_dir():
-            ensure_writable(path)
+            _ensure_writable(path)
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return path
@@ -30,5 +30,5 @@ def keep(record: dict, name: str, out: Path | None, quick: bool) -> None:
         out = EVIDENCE / f"{name}.json"
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, record)
+        _write_json(out, record)
         print(f"written: {out}")

@@ -66,7 +66,7 @@ from training import (
 from transformer_lib import trainer
 from transformer_lib import training as library
 from transformer_lib.batches import make_batch, pack, plan_batches, plan_packed
-from transformer_lib.checkpoints import write_json
+from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.objective import build_optimizer
@@ -792,7 +792,7 @@ def kept_decoding(place: Path, asked) -> dict | None:
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     file = place / f"decoding-{asked.sentences}-{asked.threads}-{code[:12]}.json"
     if "decoding" in asked.parts and not file.exists():
-        write_json(file, decode(place / "exports", asked))
+        _write_json(file, decode(place / "exports", asked))
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 

@@ -30,7 +30,7 @@ from kept import keep, out_file
 from transformer_lib.batches import make_batch, plan_batches
 from transformer_lib.corpora import load_corpus
 from transformer_lib.downloads import CorpusUnavailable
-from transformer_lib.marian import marian_config
+from transformer_lib.marian import _marian_config
 from transformer_lib.objective import build_optimizer
 from transformer_lib.prepared import Prepared, prepare
 from transformer_lib.runs import environment_record
@@ -160,7 +160,7 @@ def compare(size: str, ready: Prepared, max_tokens: int, rounds: int, updates: i
     torch.manual_seed(0)
     config = TransformerConfig(vocab_size, **settings, dropout=DROPOUT)
     ours = Transformer(config)
-    theirs = MarianMTModel(marian_config(config, use_cache=False))
+    theirs = MarianMTModel(_marian_config(config, use_cache=False))
     makers = {
         "ours": (ours.train(), our_update),
         "Hugging Face": (theirs.train(), their_update),

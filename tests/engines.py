@@ -1,7 +1,7 @@
 """What the tests of exports and of the server share: engines, and their sentences."""
 
 from transformer_lib.corpora import load_corpus
-from transformer_lib.ctranslate2_export import CTranslate2Model, export_ctranslate2
+from transformer_lib.ctranslate2_export import CTranslate2Model, _export_ctranslate2
 from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.runs import load_pretrained
 from transformer_lib.translator import Translator
@@ -17,13 +17,13 @@ def sentences(count):
 
 def int8_engine(folder):
     model, tokenizer, _ = load_pretrained("tatoeba-en-de")
-    return CTranslate2Model(export_ctranslate2(model, tokenizer, folder, "int8"))
+    return CTranslate2Model(_export_ctranslate2(model, tokenizer, folder, "int8"))
 
 
 def exact_engine(folder):
     """The model that ships with float32 weights in CTranslate2, and as it is."""
     shipped = load_pretrained("tatoeba-en-de")
-    export_ctranslate2(*shipped[:2], folder, about=shipped[2])
+    _export_ctranslate2(*shipped[:2], folder, about=shipped[2])
     return CTranslate2Model(folder), Translator(*shipped)
 
 

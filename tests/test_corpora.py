@@ -413,14 +413,14 @@ def test_a_line_without_end_costs_no_memory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "n", [corpora.MAX_LINE - 2, corpora.MAX_LINE - 1, corpora.MAX_LINE]
+    "n", [corpora._MAX_LINE - 2, corpora._MAX_LINE - 1, corpora._MAX_LINE]
 )
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
 def test_lines_as_long_as_the_limit(n, start, tmp_path):
     path = write(tmp_path / "x.en", start + b"x" * (n - len(start)) + b"\nb")
-    long, last = list(corpora.read_lines(path))
+    long, last = list(corpora._read_lines(path))
     assert last == b"b"
-    assert long == (None if n == corpora.MAX_LINE else b"x" * (n - len(start)))
+    assert long == (None if n == corpora._MAX_LINE else b"x" * (n - len(start)))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -181,9 +181,9 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         model_of,
         lambda m: [test(m, batch).right for test, batch in diagnoses()],
     ),
-    "packed_hidden": (
+    "_packed_hidden": (
         model_of,
-        lambda m: cpu(training.packed_hidden(m, packed())),
+        lambda m: cpu(training._packed_hidden(m, packed())),
     ),
     "mean_loss": (
         model_of,
@@ -342,10 +342,10 @@ def test_text_is_brought_to_the_models_device(name, words):
 
 
 WITHOUT = {  # public functions that take a model and need no case, and why
-    "load_weights save_checkpoint load_checkpoint": "files and a model, no inputs",
-    "initialize evaluating compile_layers": "the model alone",
+    "save_checkpoint load_checkpoint": "files and a model, no inputs",
+    "initialize evaluating": "the model alone",
     "watching attention_as adam training_flops": "the model alone",
-    "export_ctranslate2 export_marian export_onnx prove to_int8": "made on the CPU",
+    "prove to_int8": "made on the CPU",
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
     "grow save_start": "weights and files",

@@ -17,7 +17,7 @@ from test_claims import slug
 
 import transformer_lib.diagnosis as diagnosis
 from transformer_lib.batches import Batch, TokenPairs, make_batch
-from transformer_lib.checkpoints import load_tensors, save_tensors, write_manifest
+from transformer_lib.checkpoints import _load_tensors, _save_tensors, _write_manifest
 from transformer_lib.command_line import main
 from transformer_lib.diagnosis import (
     Finding,
@@ -191,11 +191,11 @@ def targets_said_twice(place, healthy):
 def resumed_without_its_decoder(place, healthy):
     folder = place / "run"
     shutil.copytree(healthy, folder)
-    tensors, record = load_tensors(folder / "last.safetensors")
+    tensors, record = _load_tensors(folder / "last.safetensors")
     for name, tensor in tensors.items():
         if name.startswith("model.decoder") and tensor.dim() > 1:
             tensor.normal_(std=0.2)
-    save_tensors(folder / "last.safetensors", tensors, record)
+    _save_tensors(folder / "last.safetensors", tensors, record)
     old = load_run(healthy, "cpu").recipe
     train(replace(old, max_steps=350), folder, device="cpu", show=False)
     return folder
@@ -204,24 +204,24 @@ def resumed_without_its_decoder(place, healthy):
 def weights_that_are_no_numbers(place, healthy):
     folder = place / "run"
     shutil.copytree(healthy, folder)
-    tensors, record = load_tensors(folder / "best.safetensors")
+    tensors, record = _load_tensors(folder / "best.safetensors")
     next(iter(tensors.values()))[0] = torch.nan
-    save_tensors(folder / "best.safetensors", tensors, record)
+    _save_tensors(folder / "best.safetensors", tensors, record)
     return folder
 
 
 def numbers_too_large_for_float16(place, healthy):
     folder = place / "run"
     shutil.copytree(healthy, folder)
-    tensors, record = load_tensors(folder / "best.safetensors")
+    tensors, record = _load_tensors(folder / "best.safetensors")
     for name in ("w_1.weight", "w_1.bias"):
         tensors[f"encoder.layers.0.feed_forward.{name}"] *= 2.0**16
     tensors["encoder.layers.0.feed_forward.w_2.weight"] /= 2.0**16
-    save_tensors(folder / "best.safetensors", tensors, record)
+    _save_tensors(folder / "best.safetensors", tensors, record)
     settings = json.loads((folder / "recipe.json").read_text("utf-8"))
     text = json.dumps(settings | {"precision": "float16"})
     (folder / "recipe.json").write_text(text, "utf-8")
-    write_manifest(folder, ["recipe.json", "tokenizer.model", "about.json"])
+    _write_manifest(folder, ["recipe.json", "tokenizer.model", "about.json"])
     return folder
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from transformer_lib import errata
 from transformer_lib.batches import pad
 from transformer_lib.decoding import CachedSteps, FullSteps, search
-from transformer_lib.errata import EXHIBITS, Caught, Exhibit, _exhibit
+from transformer_lib.errata import EXHIBITS, Caught, _Exhibit, _exhibit
 from transformer_lib.exercises import errata as exercises
 from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.tokenizer import BOS, EOS, PAD
@@ -82,7 +82,7 @@ def test_exhibit_registers_and_other_errors_are_not_swallowed(monkeypatch):
         raise ZeroDivisionError
 
     item = errata.EXHIBITS["odd"]
-    assert item == Exhibit(("a/b#1", "c/d#2"), "01_hello", abs, int, check)
+    assert item == _Exhibit(("a/b#1", "c/d#2"), "01_hello", abs, int, check)
     with pytest.raises(ZeroDivisionError):
         item.verdict(abs)
 

@@ -20,7 +20,7 @@ from transformer_lib import export as export_module
 from transformer_lib import files as files_module
 from transformer_lib import onnx_export
 from transformer_lib.batches import pad
-from transformer_lib.ctranslate2_export import CTranslate2Model, export_ctranslate2
+from transformer_lib.ctranslate2_export import CTranslate2Model, _export_ctranslate2
 from transformer_lib.decoding import (
     CachedSteps,
     FullSteps,
@@ -38,22 +38,22 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.int8 import _Int8Linear, to_int8
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.marian import (
+    _export_marian,
+    _marian_config,
     _marian_model,
     _marian_places,
     _marian_scores,
     _sines_first,
-    export_marian,
     from_marian,
-    marian_config,
     to_marian,
 )
 from transformer_lib.onnx_export import (
     OnnxModel,
-    OnnxSteps,
+    _export_onnx,
     _in_16_bits,
+    _OnnxSteps,
     _pack_weights,
     _tokenizer_data,
-    export_onnx,
 )
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
@@ -90,7 +90,7 @@ def exports(tmp_path_factory):
         loaded = load_pretrained("tatoeba-en-de")
         model, tokenizer, about = loaded if name == "shipped" else other_model()
         folder = tmp_path_factory.mktemp("export") / name
-        return model, tokenizer, export_onnx(model, tokenizer, folder, about)
+        return model, tokenizer, _export_onnx(model, tokenizer, folder, about)
 
     return export
 
@@ -181,7 +181,7 @@ def test_one_sentence_without_padding(exported):
     model = exported[2]
     for src_ids in (torch.tensor([[5, EOS], [6, EOS]]), torch.tensor([[5, EOS, PAD]])):
         with pytest.raises(ValueError, match="one sentence"):
-            OnnxSteps(model.encoder, model.session, src_ids)
+            _OnnxSteps(model.encoder, model.session, src_ids)
 
 
 # --- weights --------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_what_goes_wrong_leaves_what_was_there(tmp_path, monkeypatch, moment):
         return replace(path, target)
 
     if isinstance(moment, int):
-        monkeypatch.setattr(files_module, "finish_file", full)
+        monkeypatch.setattr(files_module, "_finish_file", full)
     else:
         monkeypatch.setattr(os, "replace", held)
     with pytest.raises(OSError, match="unchanged"):
@@ -355,12 +355,12 @@ def test_nothing_else_is_written_over(tmp_path):
     model, tokenizer, _ = other_model()
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="something else than an export"):
-        export_onnx(model, tokenizer, tmp_path)
+        _export_onnx(model, tokenizer, tmp_path)
     with pytest.raises(ValueError, match="is a file"):
-        export_onnx(model, tokenizer, tmp_path / "notes.txt")
+        _export_onnx(model, tokenizer, tmp_path / "notes.txt")
     strange = load_pretrained("tatoeba-en-de")[1]
     with pytest.raises(ValueError, match="the one it was trained with"):
-        export_onnx(model, strange, tmp_path / "new")
+        _export_onnx(model, strange, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -405,7 +405,7 @@ def test_folders_of_others_stay(tmp_path):
         (tmp_path / name).write_text("{}")
     onnx_export._write_folder(tmp_path / "it", {"a": b"1"}, {"files": {}})
     with pytest.raises(ValueError, match="holds something else"):
-        export_onnx(*other_model()[:2], tmp_path / "page")
+        _export_onnx(*other_model()[:2], tmp_path / "page")
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
     assert found >= {"it.old/notes", "it.part/notes", "page/manifest.json"}
 
@@ -469,7 +469,7 @@ def test_marian_says_the_same(tmp_path, changes):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     model, tokenizer = small_model(**changes)
-    export_marian(model, tokenizer, tmp_path / "it")
+    _export_marian(model, tokenizer, tmp_path / "it")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "it")
     src, tgt = outputs_for(tokenizer)
     assert theirs(TEXTS)["input_ids"] == [[*ids, EOS] for ids in src]
@@ -522,7 +522,7 @@ def test_other_marians_are_refused(change, telling):
     from transformers import MarianMTModel
 
     model, _ = small_model()
-    twin = MarianMTModel(marian_config(model.config, **change))
+    twin = MarianMTModel(_marian_config(model.config, **change))
     with pytest.raises(ValueError, match=telling):
         _marian_model(twin)
 
@@ -538,7 +538,7 @@ def test_what_is_no_marian_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no Marian model"):
         from_marian(tmp_path)
     model, tokenizer = small_model()
-    folder = export_marian(model, tokenizer, tmp_path / "it")
+    folder = _export_marian(model, tokenizer, tmp_path / "it")
     whole = (folder / "vocab.json").read_bytes()
     (folder / "vocab.json").write_bytes(whole[:-9])
     with pytest.raises(ValueError, match="vocab.json has .* bytes instead of"):
@@ -562,7 +562,7 @@ def test_marian_has_no_place_for_other_architectures(tmp_path, changes):
     model, tokenizer = small_model(**changes)
     (name, value), *_ = changes.items()
     with pytest.raises(ValueError, match=f"Marian has no place for {name}={value!r}"):
-        export_marian(model, tokenizer, tmp_path / "it")
+        _export_marian(model, tokenizer, tmp_path / "it")
     assert not list(tmp_path.iterdir())
 
 
@@ -572,11 +572,11 @@ def test_marian_has_no_place_for_other_architectures(tmp_path, changes):
 ])  # fmt: skip
 def test_ctranslate2_says_the_same(tmp_path, changes):
     model, tokenizer = small_model(**changes)
-    engine = CTranslate2Model(export_ctranslate2(model, tokenizer, tmp_path / "it"))
+    engine = CTranslate2Model(_export_ctranslate2(model, tokenizer, tmp_path / "it"))
     src, tgt = outputs_for(tokenizer)
     found, wanted = engine.token_scores(src, tgt), _token_scores(model, src, tgt)
     assert_same_scores(found, wanted)
-    eighth = export_ctranslate2(model, tokenizer, tmp_path / "8", "int8")
+    eighth = _export_ctranslate2(model, tokenizer, tmp_path / "8", "int8")
     size = (eighth / "model.bin").stat().st_size
     assert size < (tmp_path / "it" / "model.bin").stat().st_size
 
@@ -584,9 +584,9 @@ def test_ctranslate2_says_the_same(tmp_path, changes):
 def test_ctranslate2_has_no_place_for_odd_heads(tmp_path):
     model, tokenizer, _ = other_model()
     with pytest.raises(ValueError, match="CTranslate2 has no place for d_k=5"):
-        export_ctranslate2(model, tokenizer, tmp_path / "it")
+        _export_ctranslate2(model, tokenizer, tmp_path / "it")
     with pytest.raises(ValueError, match="kind='int4': must be \"float32\""):
-        export_ctranslate2(*small_model(), tmp_path / "it", "int4")
+        _export_ctranslate2(*small_model(), tmp_path / "it", "int4")
     with pytest.raises(ValueError, match="is no export for CTranslate2"):
         CTranslate2Model(tmp_path)
 
@@ -736,7 +736,7 @@ def test_beams_that_are_none(exact, exported, beam_size):
 def test_the_length_of_the_training_is_exported(tmp_path):
     model, tokenizer = small_model()
     for about, wanted in ({}, 128), ({"recipe": {"max_length": 9}}, 9):
-        folder = export_ctranslate2(model, tokenizer, tmp_path / "it", about=about)
+        folder = _export_ctranslate2(model, tokenizer, tmp_path / "it", about=about)
         assert CTranslate2Model(folder).max_length == wanted
     folders = export_module.export(
         model, tokenizer, tmp_path / "all", {"max_length": 11}
@@ -756,8 +756,8 @@ def test_what_chapter_20_changes_is_not_left_out(tmp_path, changes, telling):
     sizes = {"d_model": 24, "num_heads": 3, "num_layers": 1, "d_ff": 40} | changes
     config = FamilyConfig(tokenizer.vocab_size, cross_attention=True, **sizes)
     model = build_model(config)
-    writers = [export_marian, export_ctranslate2]
-    writers += [export_onnx] if changes.keys() & {"positions", "num_kv_heads"} else []
+    writers = [_export_marian, _export_ctranslate2]
+    writers += [_export_onnx] if changes.keys() & {"positions", "num_kv_heads"} else []
     for write in writers:
         with pytest.raises(ValueError, match=telling):
             write(model, tokenizer, tmp_path / "it")
@@ -765,7 +765,7 @@ def test_what_chapter_20_changes_is_not_left_out(tmp_path, changes, telling):
 
 
 @pytest.mark.parametrize("write, read", [
-    (export_marian, from_marian), (export_ctranslate2, CTranslate2Model)
+    (_export_marian, from_marian), (_export_ctranslate2, CTranslate2Model)
 ])  # fmt: skip
 def test_a_bit_of_any_file_of_an_export_is_noticed(tmp_path, write, read):
     folder = write(*small_model(), tmp_path / "it")
@@ -782,7 +782,7 @@ def test_a_bit_of_any_file_of_an_export_is_noticed(tmp_path, write, read):
     read(folder)
 
 
-@pytest.mark.parametrize("write", [export_onnx, export_marian, export_ctranslate2])
+@pytest.mark.parametrize("write", [_export_onnx, _export_marian, _export_ctranslate2])
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_other_numbers_are_refused(tmp_path, write, kind):
     model, tokenizer = small_model()
@@ -804,7 +804,7 @@ def test_threads_that_no_machine_has(tmp_path, open_model, threads):
 def test_all_exports_are_proved(tmp_path):
     model, tokenizer = small_model()
     folders = export_module.export(model, tokenizer, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == set(export_module.EXPORTS)
+    assert {path.name for path in tmp_path.iterdir()} == set(export_module._EXPORTS)
     apart = export_module.prove(model, tokenizer, folders, ["", *TEXTS])
     assert apart.keys() == folders.keys()
     assert all(x < 1e-4 for kind, x in apart.items() if "int8" not in kind)
@@ -862,7 +862,7 @@ def test_numbers_that_are_none_are_no_proof(tmp_path, monkeypatch):
         export_module.prove(model, tokenizer, folders, TEXTS)
 
 
-@pytest.mark.parametrize("write", [export_marian, export_ctranslate2])
+@pytest.mark.parametrize("write", [_export_marian, _export_ctranslate2])
 def test_engines_write_over_nothing_else(tmp_path, write):
     model, tokenizer = small_model()
     write(model, tokenizer, tmp_path / "it")

@@ -138,7 +138,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path, name, folder, said):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("kept")
     with pytest.raises(files.NotWritten, match=f"could not be written.*{said}"):
-        files.ensure_writable(tmp_path / name, folder)
+        files._ensure_writable(tmp_path / name, folder)
     assert leftovers(tmp_path) == ["file"]
 
 
@@ -148,10 +148,10 @@ def test_a_place_that_can_be_written_is_left_as_it_is(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     names = sorted(path.name for path in tmp_path.iterdir())
     for name in "file", "link", "pipe", "new":
-        files.ensure_writable(tmp_path / name)
+        files._ensure_writable(tmp_path / name)
     for name in "", "new", "new/er":
-        files.ensure_writable(tmp_path / name, folder=True)
-    files.ensure_writable("/dev/null")
+        files._ensure_writable(tmp_path / name, folder=True)
+    files._ensure_writable("/dev/null")
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert (tmp_path / "file").read_text() == "kept"
 

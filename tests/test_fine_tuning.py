@@ -214,10 +214,10 @@ def test_from_on_the_command_line(start, tmp_path, monkeypatch, capsys):
 def test_a_marian_model_is_trained_on(tokenizer, tmp_path):
     """A Marian model made by transformers goes on here, and back, with equal logits."""
     pytest.importorskip("transformers")
-    from transformer_lib.marian import export_marian, from_marian, to_marian
+    from transformer_lib.marian import _export_marian, from_marian, to_marian
 
     model = model_of(tokenizer, attention_bias=True).eval()
-    export_marian(model, tokenizer, tmp_path / "theirs")
+    _export_marian(model, tokenizer, tmp_path / "theirs")
     loaded, same = from_marian(tmp_path / "theirs", "cpu")
     save_start(loaded, same, tmp_path / "start")
     recipe = fine_tuning_recipe(

@@ -36,7 +36,7 @@ from transformer_lib.looking_inside import (
     look,
     watching,
 )
-from transformer_lib.runs import find_pretrained, load_pretrained, read_evidence
+from transformer_lib.runs import _find_pretrained, load_pretrained, read_evidence
 from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -140,7 +140,7 @@ def test_the_record_says_what_the_chapter_says():
     assert len(found) == len(record["rows"]) == 3 * 2 * 5 * 3
     assert {"hardware", "commit", "date"} <= record["environment"].keys()
     assert record["command"] == heads._RECORD_COMMAND and record["seconds"] > 0
-    weights = find_pretrained("tatoeba-en-de") / "weights.safetensors"
+    weights = _find_pretrained("tatoeba-en-de") / "weights.safetensors"
     same = hashlib.sha256(weights.read_bytes()).hexdigest() == record["weights_sha256"]
     assert same, "The record is of another model: make it again."
     assert len(record["data"]["sha256"]) == 64 and record["seed"] == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_lib.ablations import ROWS
+from transformer_lib.ablations import _ROWS
 from transformer_lib.corpora import load_corpus
 from transformer_lib.recipes import Recipe
 from transformer_lib.trainer import train
@@ -211,14 +211,14 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
 
 def test_the_predictions_are_of_rows_and_signs_of_the_paper():
     """A claim: a row with at least 0.035 in log perplexity, and the paper's sign."""
-    base = ROWS["base"].perplexity
+    base = _ROWS["base"].perplexity
     for key, sign in PREDICTED["claims"].items():
-        effect = math.log(ROWS[key].perplexity / base)
+        effect = math.log(_ROWS[key].perplexity / base)
         assert abs(effect) >= 0.035 and sign == math.copysign(1, effect), key
     for key in PREDICTED["equal"]["rows"]:
-        assert abs(math.log(ROWS[key].perplexity / base)) < 0.035, key
+        assert abs(math.log(_ROWS[key].perplexity / base)) < 0.035, key
     named = {"base", *PREDICTED["claims"], *PREDICTED["equal"]["rows"]}
-    assert named | set(PREDICTED["ours"]) == set(ROWS)
+    assert named | set(PREDICTED["ours"]) == set(_ROWS)
 
 
 def test_every_predicted_row_is_in_the_queue_often_enough():
@@ -227,6 +227,6 @@ def test_every_predicted_row_is_in_the_queue_often_enough():
     for group in (g for g in groups if g["name"] == "table3"):
         for row in group["each"]["row"]:
             seeds.setdefault(row, set()).update(group["each"]["seed"])
-    assert set(seeds) == set(ROWS)
+    assert set(seeds) == set(_ROWS)
     assert len(seeds["base"]) >= 4 and len(seeds["D-ls0.0"]) >= 4
     assert all(len(seeds[row]) >= 2 for row in PREDICTED["claims"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from transformer_lib import trainer
-from transformer_lib.checkpoints import DamagedFile, load_tensors
+from transformer_lib.checkpoints import DamagedFile, _load_tensors
 from transformer_lib.grammar import grammar_split
 from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
@@ -72,7 +72,7 @@ def whole(corpus, data_dir, tmp_path_factory):
 
 def state(run_dir):
     """All tensors of the last checkpoint, random state included, and the losses."""
-    tensors, record = load_tensors(run_dir / "last.safetensors")
+    tensors, record = _load_tensors(run_dir / "last.safetensors")
     losses = [(h["step"], h["train_loss"], h["valid_loss"]) for h in record["history"]]
     return tensors, losses
 
@@ -91,7 +91,7 @@ def assert_same_run(one, two):
 
 KILLING = """
 import json, os, random, signal, sys, time
-from transformer_lib.checkpoints import load_tensors
+from transformer_lib.checkpoints import _load_tensors
 from transformer_lib.recipes import Recipe
 from transformer_lib.trainer import train
 
@@ -155,7 +155,7 @@ def test_killed_again_and_again(kills, changes, corpus, data_dir, tmp_path):
     assert said["killed"] == kills
     for number in range(1, said["runs"] + 1):
         assert_same_run(tmp_path / "whole", tmp_path / str(number))
-        one, two = (load_tensors(tmp_path / name / "last.safetensors")[1]
+        one, two = (_load_tensors(tmp_path / name / "last.safetensors")[1]
                     for name in ("whole", str(number)))  # fmt: skip
         for known in ("scale", "steady", "skipped"):
             assert one[known] == two[known], known
@@ -168,7 +168,7 @@ def test_float16_goes_on_with_its_scale(corpus, data_dir, tmp_path):
     train(short, tmp_path / "parts", data_dir, show=False)
     train(long, tmp_path / "parts", data_dir, show=False)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
-    one, two = (load_tensors(tmp_path / name / "last.safetensors")[1]
+    one, two = (_load_tensors(tmp_path / name / "last.safetensors")[1]
                 for name in ("whole", "parts"))  # fmt: skip
     assert one["steady"] == two["steady"] > 8 and one["scale"] == two["scale"]
 

@@ -253,8 +253,8 @@ def test_a_model_is_replaced_whole_or_not_at_all(given, tmp_path, monkeypatch, m
             raise OSError(28, "No space left on device")
 
     run = load_run(given / "run", weights="last")
-    monkeypatch.setattr(files, "finish_file", full)
-    monkeypatch.setattr(checkpoints, "finish_file", lambda file: None)
+    monkeypatch.setattr(files, "_finish_file", full)
+    monkeypatch.setattr(checkpoints, "_finish_file", lambda file: None)
     with pytest.raises(OSError, match="model could not be written .No space left"):
         runs.save_pretrained(run, tmp_path / "model")
     assert content(tmp_path) == {f"model/{name}": b for name, b in before.items()}
@@ -291,10 +291,10 @@ def test_json_of_another_shape_is_named(given, tmp_path, content):
 
 
 def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
-    tensors, record = checkpoints.load_tensors(given / "run" / "best.safetensors")
+    tensors, record = checkpoints._load_tensors(given / "run" / "best.safetensors")
     name = next(iter(tensors))
     tensors[name][0] = math.nan
-    checkpoints.save_tensors(tmp_path / "nan.safetensors", tensors, record)
+    checkpoints._save_tensors(tmp_path / "nan.safetensors", tensors, record)
     with pytest.raises(ValueError, match=f"{name} holds weights that are not finite"):
         load_run(given / "run", weights=tmp_path / "nan.safetensors")
 
@@ -302,7 +302,7 @@ def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
 def test_every_shipped_model_names_its_own_hashes():
     folders = (Path(runs.__file__).parent / "pretrained").iterdir()
     for folder in folders:
-        checkpoints.verify_manifest(folder, runs._MODEL_FILES)
+        checkpoints._verify_manifest(folder, runs._MODEL_FILES)
 
 
 def test_read_evidence_says_what_is_missing():

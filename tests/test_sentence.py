@@ -10,7 +10,7 @@ from built import ROOT
 from torch.nn.functional import scaled_dot_product_attention
 
 from transformer_lib import hello
-from transformer_lib.runs import find_pretrained, load_pretrained, read_evidence
+from transformer_lib.runs import _find_pretrained, load_pretrained, read_evidence
 
 sys.path.append(str(ROOT / "book" / "_tools"))
 import sentence as tool  # noqa: E402
@@ -34,7 +34,7 @@ def numbers(value, way=""):
 
 
 def test_the_record_is_what_the_shipped_model_gives(record):
-    weights = find_pretrained(record["model"]) / "weights.safetensors"
+    weights = _find_pretrained(record["model"]) / "weights.safetensors"
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     assert record["weights_sha256"] == digest, f"another model ships: {AGAIN}"
     model, tokenizer, about = load_pretrained(record["model"], "cpu")

@@ -19,7 +19,7 @@ from transformer_lib.batches import TokenPairs, flatten, make_batch, pack
 from transformer_lib.exercises.training import check_mean_loss
 from transformer_lib.objective import build_optimizer
 from transformer_lib.tokenizer import EOS
-from transformer_lib.training import fit, packed_hidden, same_part, update
+from transformer_lib.training import _packed_hidden, fit, same_part, update
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Fixtures that more than one file uses.
@@ -151,7 +151,7 @@ def test_packed_rows_give_what_the_pairs_give_alone(seed, width):
     model, pairs = Transformer(config).eval(), drawn_pairs(9, seed)
     packed = pack(pairs, range(9), width)
     with torch.no_grad():
-        hidden = packed_hidden(model, packed)
+        hidden = _packed_hidden(model, packed)
         alone = {ids_of(s, t): h for s, t, h in one_by_one(model, pairs, range(9))}
     found = 0
     for row in range(len(packed.src_ids)):
@@ -191,7 +191,7 @@ def losses_of(model, pairs, precision="float32", chunk=256, fused=True, scale=1.
     found = []
     twin.src_embedding.sparse = twin.tgt_embedding.sparse = sparse
     if compiled:
-        training.compile_layers(twin)
+        training._compile_layers(twin)
         assert twin.encoder._compiled_call_impl and twin.decoder._compiled_call_impl
     for i in range(5):
         some = range(9 * i, 9 * i + 9)

@@ -216,20 +216,20 @@ def _run_train(asked: argparse.Namespace) -> None:
 def _run_average(asked: argparse.Namespace) -> None:
     """Average the last checkpoints of a run into a folder of their own."""
     from transformer_lib.checkpoints import (
+        _checkpoint_files,
+        _load_weights,
+        _step_of,
         average_checkpoints,
-        checkpoint_files,
-        load_weights,
-        step_of,
     )
-    from transformer_lib.files import ensure_writable
+    from transformer_lib.files import _ensure_writable
     from transformer_lib.runs import load_run, save_pretrained
 
     out = asked.out or asked.run / "averaged"
-    ensure_writable(out, folder=True)
+    _ensure_writable(out, folder=True)
     run = load_run(asked.run)
-    files = checkpoint_files(asked.run, last=asked.last)
-    load_weights(run.model, average_checkpoints(files))
-    record = {"averaged": [step_of(file) for file in files]}
+    files = _checkpoint_files(asked.run, last=asked.last)
+    _load_weights(run.model, average_checkpoints(files))
+    record = {"averaged": [_step_of(file) for file in files]}
     save_pretrained(run, out, half=not asked.full, record=record)
     print(f"The average of the last {len(files)} checkpoints is in {out}.")
 
@@ -303,11 +303,11 @@ def _run_evaluate(asked: argparse.Namespace) -> None:
     """Translate a test set and score it."""
     from transformer_lib.corpora import load_corpus
     from transformer_lib.evaluation import evaluate
-    from transformer_lib.files import ensure_writable
+    from transformer_lib.files import _ensure_writable
     from transformer_lib.translator import Translator
 
     if asked.json:
-        ensure_writable(asked.json)
+        _ensure_writable(asked.json)
     translator = Translator.from_pretrained(asked.model, device=asked.device)
     corpus = load_corpus(_corpus_asked(asked, asked.split), asked.split)
     record = evaluate(
@@ -315,9 +315,9 @@ def _run_evaluate(asked: argparse.Namespace) -> None:
     )
     print(_report(record))
     if asked.json:
-        from transformer_lib.checkpoints import write_json
+        from transformer_lib.checkpoints import _write_json
 
-        write_json(asked.json, record)
+        _write_json(asked.json, record)
 
 # %% ../notebooks/18_command_line.ipynb #ccfc8900
 def _report(record: dict) -> str:
@@ -334,30 +334,30 @@ def _report(record: dict) -> str:
 # %% ../notebooks/18_command_line.ipynb #07f46eb1
 def _run_ablate(asked: argparse.Namespace) -> None:
     """Run rows of the paper's Table 3, and print them beside the paper's."""
-    from transformer_lib.ablations import ROWS, ablate, table, table_text
-    from transformer_lib.checkpoints import write_json
-    from transformer_lib.files import ensure_writable
+    from transformer_lib.ablations import _ROWS, ablate, table, table_text
+    from transformer_lib.checkpoints import _write_json
+    from transformer_lib.files import _ensure_writable
 
-    ensure_writable(asked.out, folder=True)
+    _ensure_writable(asked.out, folder=True)
     if asked.record:
-        ensure_writable(asked.record)
+        _ensure_writable(asked.record)
     found = ablate(
-        _recipe_asked(asked), asked.out, asked.rows or list(ROWS), asked.seeds,
+        _recipe_asked(asked), asked.out, asked.rows or list(_ROWS), asked.seeds,
         asked.data, asked.device, asked.longer, asked.sentences, split=asked.split,
     )  # fmt: skip
     print(table_text(table(found)))
     if asked.record:
-        write_json(asked.record, {"results": found})
+        _write_json(asked.record, {"results": found})
 
 # %% ../notebooks/18_command_line.ipynb #6724b595
 def _run_export(asked: argparse.Namespace) -> None:
     """Write a model for other programs, and prove that each says the same."""
-    from transformer_lib.export import EXPORTS, export, prove
-    from transformer_lib.files import ensure_writable
+    from transformer_lib.export import _EXPORTS, export, prove
+    from transformer_lib.files import _ensure_writable
     from transformer_lib.runs import load_pretrained
 
-    ensure_writable(asked.out, folder=True)
-    kinds = asked.to or EXPORTS
+    _ensure_writable(asked.out, folder=True)
+    kinds = asked.to or _EXPORTS
     _needs(*(name for kind in kinds for name in _PACKAGES.get(kind, ["ctranslate2"])))
     model, tokenizer, about = load_pretrained(asked.model)
     if asked.sentences:
@@ -510,9 +510,9 @@ def _check_disk() -> tuple:
 
 def _check_corpora() -> tuple:
     """Which corpora are found without the network."""
-    from transformer_lib.downloads import cache_folder
+    from transformer_lib.downloads import _cache_folder
 
-    folder = cache_folder()
+    folder = _cache_folder()
     known = sorted(p.name for p in folder.glob("*") if p.is_file())
     mirror = os.environ.get("TRANSFORMER_LIB_MIRROR")
     said = f"cache: {', '.join(known) or 'empty'}"

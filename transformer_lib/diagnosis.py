@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .batches import Batch, TokenPairs, make_batch, pad, tokenize_pairs
-from .checkpoints import Progress, load_tensors
+from .checkpoints import Progress, _load_tensors
 from .corpora import load_corpus
 from .decoding import greedy_decode
 from .downloads import CorpusUnavailable
@@ -32,7 +32,7 @@ from .prepared import Prepared, load_prepared
 from .recipes import Recipe
 from transformer_lib.runs import (
     Run,
-    find_pretrained,
+    _find_pretrained,
     load_pretrained,
     load_run,
     read_evidence,
@@ -634,7 +634,7 @@ def diagnose(
         ValueError: If there is no such run, or its files are damaged.
     """
     if not isinstance(run, Run):
-        folder = find_pretrained(run)
+        folder = _find_pretrained(run)
         if broken := _broken_weights(folder):
             return [broken]
         if data is None and (folder / "data" / "data.json").is_file():
@@ -684,7 +684,7 @@ def _broken_weights(folder: Path) -> Finding | None:
     """What is wrong with the weights of a folder, if they are no numbers."""
     for name in ("weights.safetensors", "best.safetensors"):
         if (folder / name).is_file():
-            tensors = load_tensors(folder / name)[0]
+            tensors = _load_tensors(folder / name)[0]
             bad = [n for n, t in tensors.items() if not t.isfinite().all()]
             if bad:
                 said = f"{folder / name} holds NaN or infinity ({bad[0]})."

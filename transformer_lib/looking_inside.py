@@ -20,7 +20,7 @@ from .attention import scaled_dot_product_attention
 from .batches import pad
 from .decoding import beam_search
 from .multihead import MultiHeadAttention
-from .tokenizer import BOS, EOS, MARK, PAD, Tokenizer
+from .tokenizer import _MARK, BOS, EOS, PAD, Tokenizer
 from .transformer import Transformer, evaluating
 
 # %% ../notebooks/27_looking_inside.ipynb #42e0ddb1
@@ -192,9 +192,9 @@ def word_groups(pieces: Sequence[str]) -> list[list[int]]:
     groups: list[list[int]] = []
     alone = True
     for i, piece in enumerate(pieces):
-        text = piece.removeprefix(MARK)
+        text = piece.removeprefix(_MARK)
         special = piece in ("<s>", "</s>") or (text and _SIGNS.issuperset(text))
-        if special or alone or piece.startswith(MARK):
+        if special or alone or piece.startswith(_MARK):
             groups.append([])
         groups[-1].append(i)
         alone = bool(special)
@@ -204,7 +204,7 @@ def word_groups(pieces: Sequence[str]) -> list[list[int]]:
 def _join_labels(pieces: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
     """The words that groups of pieces make."""
     words = ("".join(pieces[i] for i in group) for group in groups)
-    return [word.replace(MARK, "") or MARK for word in words]
+    return [word.replace(_MARK, "") or _MARK for word in words]
 
 
 def merge_words(weights: Tensor, queries: Sequence, keys: Sequence) -> Tensor:
@@ -367,7 +367,7 @@ def _encode_pairs(
 def _sign_ids(tokenizer: Tokenizer) -> Tensor:
     """The ids of all pieces that are punctuation."""
     pieces = map(tokenizer.processor.id_to_piece, range(tokenizer.vocab_size))
-    texts = [piece.removeprefix(MARK) for piece in pieces]
+    texts = [piece.removeprefix(_MARK) for piece in pieces]
     return torch.tensor([i for i, x in enumerate(texts) if x and _SIGNS.issuperset(x)])
 
 # %% ../notebooks/27_looking_inside.ipynb #80f00a99

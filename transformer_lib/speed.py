@@ -41,7 +41,7 @@ from transformer_lib.objective import (
     label_smoothed_cross_entropy,
 )
 from .tokenizer import PAD
-from .training import packed_hidden
+from .training import _packed_hidden
 from .transformer import Transformer, default_device
 
 # %% ../notebooks/21_speed.ipynb #10de5a30
@@ -260,7 +260,7 @@ def _mean_loss(
         raise ValueError(f'loss={loss!r} is unknown: "all", "real" or "chunked".')
     batch = batch.to(model.device)
     if isinstance(batch, Packed):
-        hidden = packed_hidden(model, batch)
+        hidden = _packed_hidden(model, batch)
     else:
         hidden = model.decode(batch.tgt_in, model.encode(batch.src_ids), batch.src_ids)
     target = batch.tgt_out

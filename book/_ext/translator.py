@@ -55,12 +55,12 @@ def export_model(static: Path) -> str:
     logger.info("exporting the model for the page that translates")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    from transformer_lib.onnx_export import export_onnx
+    from transformer_lib.onnx_export import _export_onnx
     from transformer_lib.runs import load_pretrained
 
     note.unlink(missing_ok=True)
     model, tokenizer, about = load_pretrained(MODEL)
-    export_onnx(model, tokenizer, folder, about)
+    _export_onnx(model, tokenizer, folder, about)
     for name in NOT_SERVED:
         (folder / name).unlink()
     note.write_text(version, encoding="utf-8")

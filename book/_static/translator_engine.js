@@ -293,7 +293,7 @@ export async function search(steps, limit, how, watch = async () => {}) {
 
 // --- the model --------------------------------------------------------------------------
 
-// Steps of the exported graphs for one source, as chapter 22's OnnxSteps.
+// Steps of the exported graphs for one source, as those of chapter 22.
 export class Steps {
   static async of(model, ids) {
     const { ort, encoder } = model, steps = new Steps();

@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from transformer_lib.batches import Batch, batches, make_batch, plan_batches
-from transformer_lib.checkpoints import write_json
+from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
-from transformer_lib.marian import marian_config
+from transformer_lib.marian import _marian_config
 from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
@@ -108,7 +108,7 @@ def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
     ready = _ready_data(recipe, run_dir)
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
-    model = MarianMTModel(marian_config(config)).to(device).train()
+    model = MarianMTModel(_marian_config(config)).to(device).train()
     adam = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
     kept, at = run_dir / "last.pt", {"step": 0, "tokens": 0, "seconds": 0.0}
     at["history"] = []
@@ -192,7 +192,7 @@ def main() -> None:
     recipe = Recipe.load(asked.recipe)
     record = run(recipe, asked.run_dir, asked.device)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out, record)
+    _write_json(asked.out, record)
 
 
 if __name__ == "__main__":

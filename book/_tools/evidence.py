@@ -16,10 +16,10 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-from transformer_lib.checkpoints import _step_files, write_json
+from transformer_lib.checkpoints import _step_files, _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
-from transformer_lib.files import ensure_writable
+from transformer_lib.files import _ensure_writable
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import Run, _pair_key, load_run, runs_folder, save_pretrained
 from transformer_lib.trainer import train
@@ -107,12 +107,12 @@ def main() -> None:
     run_dir = asked.run_dir or runs_folder() / recipe.name
     device = default_device(asked.device)
     path = asked.out or ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
-    ensure_writable(path.parent, folder=True)
+    _ensure_writable(path.parent, folder=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    ensure_writable(path)
+    _ensure_writable(path)
     if not asked.score_only:
         train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
-    write_json(path, record_of(run_dir, device))
+    _write_json(path, record_of(run_dir, device))
     print(f"The record is in {path}.")
     if len(_step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
         save_pretrained(load_run(run_dir, device, "average"), run_dir / "averaged")

@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from transformer_lib.checkpoints import write_json
+from transformer_lib.checkpoints import _write_json
 from transformer_lib.family import MEMBERS, FamilyConfig, ImageClassifier, build_model
 from transformer_lib.pretraining import (
     _fit,
@@ -138,7 +138,7 @@ def main() -> None:
         found = run(*arguments)
         found["seconds"] = round(time.thread_time() - start, 1)
         record["results"][name] = found
-        write_json(OUT, record)
+        _write_json(OUT, record)
         shown = {k: v for k, v in found.items() if k != "losses"}
         print(name, json.dumps(shown), flush=True)
 

@@ -13,10 +13,10 @@ import torch
 from evidence import translator
 
 from transformer_lib.checkpoints import (
+    _load_weights,
     _step_files,
+    _write_json,
     average_checkpoints,
-    load_weights,
-    write_json,
 )
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
@@ -43,7 +43,7 @@ def main() -> None:
         name = f"{name}, beam {beam_size}"
         if name in record["scores"]:
             return
-        load_weights(run.model, average_checkpoints(files))
+        _load_weights(run.model, average_checkpoints(files))
         outputs = translate(list(sources), beam_size=beam_size)
         bleu = sacre_bleu(outputs, references)
         record["scores"][name] = {
@@ -53,7 +53,7 @@ def main() -> None:
             "bleu": bleu.value,
         }
         record["signature"] = bleu.signature
-        write_json(out, record)
+        _write_json(out, record)
         print(f"{name:24} {bleu.value:6.2f}", flush=True)
 
     torch.set_num_threads(1)

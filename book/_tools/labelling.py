@@ -19,17 +19,17 @@ from transformer_lib.batches import batches
 from transformer_lib.checkpoints import (
     Progress,
     _keep_step,
+    _load_weights,
     _step_files,
+    _step_of,
+    _write_json,
     average_checkpoints,
     load_checkpoint,
-    load_weights,
     save_checkpoint,
-    step_of,
-    write_json,
 )
 from transformer_lib.labelling import Labeller, LabelTask, label_loss, parse_by_labels
 from transformer_lib.objective import build_optimizer, noam_lr
-from transformer_lib.parsing import score_parses
+from transformer_lib.parsing import _score_parses
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.training import PRECISIONS
@@ -61,7 +61,7 @@ class Trainer:
         self.at = load_checkpoint(last, self.model, self.optimizer) or Progress()
         about = folder / "environment.json"
         if not about.exists():
-            write_json(about, environment_record(device))
+            _write_json(about, environment_record(device))
         self.environment = json.loads(about.read_text("utf-8"))
 
     def train(self) -> None:
@@ -109,7 +109,7 @@ class Trainer:
         start = time.perf_counter()
         parses = parse_by_labels(trees, self.model, self.task)
         seconds = time.perf_counter() - start
-        return score_parses(trees, parses) | {"seconds": seconds}, parses
+        return _score_parses(trees, parses) | {"seconds": seconds}, parses
 
     def validate(self, loss: float) -> None:
         """Score development trees, and save."""
@@ -137,7 +137,7 @@ def main() -> None:
     recipe, device = Recipe.load(given.recipe), default_device(given.device)
     run = Trainer(recipe, given.run, device, given.some)
     run.train()
-    load_weights(run.model, average_checkpoints(given.run))
+    _load_weights(run.model, average_checkpoints(given.run))
     development = run.score(run.few)[0]
     bank = load_trees(recipe.corpus.partition("+")[0], "test")
     trees = bank.trees[:: given.every]
@@ -156,7 +156,7 @@ def main() -> None:
         "environment": run.environment, "updates": run.at.step,
         "tokens": run.at.tokens, "passes": run.at.tokens / sum(words),
         "seconds": run.at.seconds, "f1": scores["f1"],
-        "weights": {"averaged": [step_of(path) for path in _step_files(given.run)]},
+        "weights": {"averaged": [_step_of(path) for path in _step_files(given.run)]},
         "scores": {"all": {"value": scores["f1"]} | scores},
         "development": {"trees": len(run.few), "every": given.some} | development,
         "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every},
@@ -164,7 +164,7 @@ def main() -> None:
         "counts": [[s.matched, s.gold, s.parsed] for s in each],
     }  # fmt: skip
     evidence = ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
-    write_json(given.out or evidence, record)
+    _write_json(given.out or evidence, record)
 
 
 if __name__ == "__main__":

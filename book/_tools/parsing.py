@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from transformer_lib.checkpoints import write_json
-from transformer_lib.parsing import parse, score_parses, train_parser
+from transformer_lib.checkpoints import _write_json
+from transformer_lib.parsing import _score_parses, parse, train_parser
 from transformer_lib.prepared import _read_data
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run, save_pretrained
@@ -39,7 +39,7 @@ def scored(run, trees: list, beam_size: int) -> dict:
     start = time.perf_counter()
     parses = parse(trees, run.model, run.tokenizer, beam_size, **SEARCH)
     seconds = time.perf_counter() - start
-    return score_parses(trees, parses) | {"seconds": seconds}
+    return _score_parses(trees, parses) | {"seconds": seconds}
 
 
 def train_in_stages(recipe: Recipe, folder: Path, given, few: list) -> Iterator[dict]:
@@ -67,7 +67,7 @@ def train_in_stages(recipe: Recipe, folder: Path, given, few: list) -> Iterator[
         point = {"updates": run.progress.step, "tokens": run.progress.tokens}
         point |= {"valid_loss": run.history[-1]["valid_loss"]}
         curve.append(point | scored(last, few, 1))
-        write_json(path, curve)
+        _write_json(path, curve)
         print(json.dumps(curve[-1]), flush=True)
         yield curve[-1]
 
@@ -103,13 +103,13 @@ def main() -> None:
     start = time.perf_counter()
     parses = parse(trees, run.model, run.tokenizer, given.beam, show=True, **SEARCH)
     seconds = time.perf_counter() - start
-    groups = {"all": score_parses(trees, parses)}
+    groups = {"all": _score_parses(trees, parses)}
     limit = recipe.max_length // (2 if recipe.corpus.endswith("+slots") else 1)
     for part, long in (("within", False), ("beyond", True)):
         those = [i for i, t in enumerate(trees) if (len(t.words) > limit) == long]
         if those:
             some = [trees[i] for i in those], [parses[i] for i in those]
-            groups[part] = score_parses(*some)
+            groups[part] = _score_parses(*some)
     each = [bracket_score(t, p.tree) for t, p in zip(trees, parses, strict=True)]
     data = _read_data(given.run / "trees" / "prepared")
     in_a_pass = (data["train"]["tgt_tokens"] + data["train_pairs"]) / recipe.copies
@@ -132,7 +132,7 @@ def main() -> None:
         "counts": [[s.matched, s.gold, s.parsed] for s in each],
     }  # fmt: skip
     evidence = ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
-    write_json(given.out or evidence, record)
+    _write_json(given.out or evidence, record)
     models = ROOT / "transformer_lib" / "pretrained"
     folder = given.out.parent / "averaged" if given.out else models / recipe.name
     short = {"updates": run.progress.step, "test_f1": record["f1"]}

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_lib.batches import pad
-from transformer_lib.checkpoints import write_json
+from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.family import MEMBERS, FamilyConfig, build_model
 from transformer_lib.files import whole_file
@@ -211,7 +211,7 @@ def main() -> None:
     asked = parser.parse_args()
     load_corpus("tatoeba-en-de")  # or an error: no other text will do
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out, run(**vars(asked)))
+    _write_json(asked.out, run(**vars(asked)))
     asked.out.with_suffix(".pt").unlink(missing_ok=True)
 
 

@@ -30,7 +30,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_lib.downloads import cache_folder
+from transformer_lib.downloads import _cache_folder
 from transformer_lib.files import claimed, whole_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument("--here", action="store_true",
                         help="run the code as it stands here, not from a commit")
     asked = parser.parse_args()
-    default = cache_folder() / "runs"
+    default = _cache_folder() / "runs"
     runs = Path(os.environ.get("TRANSFORMER_LIB_RUNS", default)).resolve()
     runs.mkdir(parents=True, exist_ok=True)
     todo = read_jobs(asked.queue, runs, asked.device, asked.groups)

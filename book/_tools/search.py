@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from transformer_lib.checkpoints import write_json
+from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import perplexity, sacre_bleu
 from transformer_lib.prepared import prepare
@@ -112,7 +112,7 @@ def main() -> None:
         figures = measure(name, recipe, args.runs / args.settings.stem, args.sentences,
                           changes.get("sample", 0.0))  # fmt: skip
         record["variations"][name] = {"changes": changes, **figures}
-        write_json(out, record)
+        _write_json(out, record)
         print(f"{name:40} {figures['bleu']:5.1f} BLEU", flush=True)
 
 

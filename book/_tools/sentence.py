@@ -21,7 +21,7 @@ from torch import Tensor
 
 from transformer_lib.decoding import beam_search
 from transformer_lib.looking_inside import attention_weights, merge_words, word_groups
-from transformer_lib.runs import environment_record, find_pretrained, load_pretrained
+from transformer_lib.runs import _find_pretrained, environment_record, load_pretrained
 from transformer_lib.tokenizer import BOS, EOS
 
 OUT = Path(__file__).resolve().parents[2] / "transformer_lib/evidence/sentence.json"
@@ -187,7 +187,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     record = sentence_record(*load_pretrained(MODEL, "cpu"))
-    weights = find_pretrained(MODEL) / "weights.safetensors"
+    weights = _find_pretrained(MODEL) / "weights.safetensors"
     record["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
     record["environment"] = environment_record()
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
