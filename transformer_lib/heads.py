@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from .batches import pad
-from .checkpoints import write_json
+from .checkpoints import _write_json
 from .corpora import load_corpus
 from .evaluation import sacre_bleu
-from .grammar import VERBS, Clause, verb_clause
+from .grammar import _VERBS, Clause, _verb_clause
 from transformer_lib.looking_inside import (
     _KINDS,
     _SIGNS,
@@ -35,7 +35,7 @@ from transformer_lib.looking_inside import (
     watching,
     word_groups,
 )
-from .runs import environment_record, find_pretrained
+from .runs import _find_pretrained, environment_record
 from .tokenizer import BOS, EOS, PAD, Tokenizer
 from .transformer import Transformer, evaluating
 from .translator import Translator
@@ -70,7 +70,7 @@ def most_attended(
     return merge_words(torch.stack(seen), groups, groups).argmax(dim=-1)
 
 # %% ../notebooks/27_looking_inside.ipynb #b3a96913
-_MAIN_VERBS = frozenset(form.split()[0] for verb in VERBS for form in verb.english)
+_MAIN_VERBS = frozenset(form.split()[0] for verb in _VERBS for form in verb.english)
 _ARTICLES = frozenset({"the", "a", "an"})
 _RELATIONS = (
     "article → noun", "noun → article", "adjective → noun", "subject → verb",
@@ -108,14 +108,14 @@ def _relation_sentence(rng: random.Random) -> tuple[str, dict[str, set]]:
         The sentence, and for each of RELATIONS a set of (from, to) places of words.
     """
     drawn = rng.random()
-    clauses = [verb_clause(rng, rng.random() < 0.25 and drawn >= 0.2)]
+    clauses = [_verb_clause(rng, rng.random() < 0.25 and drawn >= 0.2)]
     opening, joint = [], []
     if drawn < 0.4:
         pass
     elif drawn < 0.6:
         opening = rng.choice(["I know that", "We think that", "They say that"]).split()
     else:
-        clauses.append(verb_clause(rng, rng.random() < 0.25))
+        clauses.append(_verb_clause(rng, rng.random() < 0.25))
         joint = ["because"]
     words, found = list(opening), {name: set() for name in _RELATIONS}
     for i, clause in enumerate(clauses):
@@ -431,7 +431,7 @@ def record_heads(
             see = altered(row["kind"], row["layer"], row["head"], "zeroed")
             with watching(model, see):
                 row["bleu"] = bleu()
-    weights = find_pretrained("tatoeba-en-de") / "weights.safetensors"
+    weights = _find_pretrained("tatoeba-en-de") / "weights.safetensors"
     record = {"command": _RECORD_COMMAND, "model": "tatoeba-en-de",
               "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
               "seed": seed, "sentences": len(pairs),
@@ -440,7 +440,7 @@ def record_heads(
               "bleu": bleu(), "rows": rows,
               "environment": environment_record(str(model.device)),
               "seconds": time.perf_counter() - began}  # fmt: skip
-    write_json(Path(path), record)
+    _write_json(Path(path), record)
     return record
 
 # %% ../notebooks/27_looking_inside.ipynb #17c96f7f

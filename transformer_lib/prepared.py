@@ -29,9 +29,9 @@ from tqdm import tqdm
 from .batches import TokenPairs, _id_type, flatten
 from transformer_lib.corpora import (
     CleaningReport,
+    _user_files,
     load_corpus,
     stream_corpus,
-    user_files,
 )
 from .files import NotWritten
 from .tokenizer import Tokenizer
@@ -218,7 +218,7 @@ class _PairStream:
 
     def __init__(self, corpus, split: str):
         self.corpus, self.split, self.report = corpus, split, None
-        own_files = user_files(corpus)
+        own_files = _user_files(corpus)
         self.known = None if own_files else load_corpus(corpus, split)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
@@ -231,7 +231,7 @@ class _PairStream:
         """Where the text is from, and what cleaning left out, after a loop."""
         if self.known:
             return {"origin": self.known.origin, "licence": self.known.licence}
-        licence = user_files(self.corpus).get("licence", "not stated (own files)")
+        licence = _user_files(self.corpus).get("licence", "not stated (own files)")
         about = {"origin": self.report.origin, "licence": licence}
         return about | {"cleaning": str(self.report)}
 
@@ -426,7 +426,7 @@ def _file_record(path: Path) -> dict:
 
 def _input_sizes(corpus) -> dict[str, int]:
     """Name and size of each of a user's files, as far as they are there."""
-    table = user_files(corpus)
+    table = _user_files(corpus)
     paths = chain.from_iterable(table.get(split) or [] for split in ("train", "valid"))
     paths = [Path(path).expanduser() for path in paths]
     return {str(path): path.stat().st_size for path in paths if path.is_file()}

@@ -41,10 +41,10 @@ from transformer_lib.batches import (
 from transformer_lib.checkpoints import (
     Progress,
     _keep_step,
+    _load_weights,
+    _save_tensors,
     load_checkpoint,
-    load_weights,
     save_checkpoint,
-    save_tensors,
 )
 from .multihead import MultiHeadAttention
 from .objective import build_optimizer, noam_lr
@@ -64,8 +64,8 @@ from .tokenizer import Tokenizer
 from transformer_lib.training import (
     BatchLoss,
     Update,
-    compile_layers,
-    summed_over_processes,
+    _compile_layers,
+    _summed_over_processes,
     update,
     validation_loss,
 )
@@ -381,7 +381,7 @@ def _run_loop(trainer: _Trainer, max_seconds: float, show: bool) -> None:
             at.seconds = before + time.monotonic() - began
             _show_progress(trainer.bar, since)
             over = at.step >= recipe.max_steps or at.seconds - before > max_seconds
-            over = summed_over_processes(over) > 0  # all stop at the same update
+            over = _summed_over_processes(over) > 0  # all stop at the same update
             if at.step % recipe.validate_every == 0 or over:
                 _validate_and_save(trainer, since)
                 over = _wants_to_stop(trainer) or over
@@ -393,7 +393,7 @@ def _wants_to_stop(trainer: _Trainer) -> bool:
     """Whether a callback asks for the end; process 0 asks them, and all obey."""
     asked, history = trainer.rank == 0, trainer.at.history
     said = [callback(history) for callback in trainer.callbacks if asked and history]
-    return summed_over_processes(float(any(said))) > 0
+    return _summed_over_processes(float(any(said))) > 0
 
 # %% ../notebooks/13_runs.ipynb #e1717e6f
 @dataclass
@@ -529,7 +529,7 @@ def _validate_and_save(trainer: _Trainer, since: _Window) -> None:
     if trainer.rank == 0:
         weights = dict(trainer.model.named_parameters())
         if loss < best or not (run_dir / "best.safetensors").exists():
-            save_tensors(run_dir / "best.safetensors", weights, record)
+            _save_tensors(run_dir / "best.safetensors", weights, record)
         _keep_step(run_dir, weights, at.history, recipe.keep_last)
         last = run_dir / "last.safetensors"
         save_checkpoint(last, trainer.model, trainer.optimizer, at, rngs)
@@ -570,7 +570,7 @@ def _set_up(
     if recipe.start_from:
         _start_weights(model, ready.tokenizer, recipe.start_from)
     if recipe.compiled:
-        compile_layers(model)
+        _compile_layers(model)
     if device == "cpu" and config.tie_embeddings and world_size == 1:
         for table in (model.src_embedding, model.tgt_embedding):
             table.sparse = True  # their gradient goes into that of the output
@@ -609,7 +609,7 @@ def _start_weights(model: Transformer, tokenizer: Tokenizer, start_from: str) ->
             f"the data was prepared with another vocabulary than {start_from} has; "
             "prepare it with that model's tokenizer."
         )
-    load_weights(model, dict(start.named_parameters()))
+    _load_weights(model, dict(start.named_parameters()))
 
 # %% ../notebooks/13_runs.ipynb #9c58bee8
 @contextlib.contextmanager

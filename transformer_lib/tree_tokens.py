@@ -18,7 +18,7 @@ from itertools import chain
 
 import sentencepiece as spm
 
-from .tokenizer import BOS, EOS, MARK, PAD, UNK, Tokenizer
+from .tokenizer import _MARK, BOS, EOS, PAD, UNK, Tokenizer
 from .trees import _WORD, Tree, linearize
 
 # %% ../notebooks/26_parsing.ipynb #029c2853
@@ -225,9 +225,9 @@ _FORMS = ("", "chunks", "slots")
 def _form_of(tokenizer: Tokenizer) -> str:
     """What the tokens of a parser are: "" for single brackets, "chunks", or "slots"."""
     known = tokenizer.processor.piece_to_id
-    if known(MARK + _ANY_WORD) != UNK:
+    if known(_MARK + _ANY_WORD) != UNK:
         return "slots"
-    return "chunks" if known(MARK + _SHAPE) != UNK else ""
+    return "chunks" if known(_MARK + _SHAPE) != UNK else ""
 
 
 @lru_cache(maxsize=4)
@@ -235,7 +235,7 @@ def _pieces_known(tokenizer: Tokenizer) -> frozenset[str]:
     """All pieces that begin a word, without the mark that says so."""
     piece = tokenizer.processor.id_to_piece
     every = map(piece, range(tokenizer.vocab_size))
-    return frozenset(one[1:] for one in every if one[0] == MARK)
+    return frozenset(one[1:] for one in every if one[0] == _MARK)
 
 
 def train_tree_tokenizer(
@@ -257,12 +257,12 @@ def train_tree_tokenizer(
     texts = [_source_text(tree.words) for tree in trees]
     letters = len(set("".join(texts)))
     if form == "slots":
-        symbols = [MARK + symbol for symbol in _slot_symbols(trees, vocab_size - 262)]
+        symbols = [_MARK + symbol for symbol in _slot_symbols(trees, vocab_size - 262)]
         texts, vocab_size = ["a"], len(symbols) + 262  # 262: bytes and the like
     elif form == "chunks":
         symbols = _chunk_symbols(trees, max(0, vocab_size - 300 - letters))
     else:
-        symbols = [MARK + t for t in sorted(set(chain(*map(linearize, trees))))]
+        symbols = [_MARK + t for t in sorted(set(chain(*map(linearize, trees))))]
     out = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
@@ -290,4 +290,4 @@ def _chunk_symbols(trees: Sequence[Tree], room: int) -> list[str]:
     kept = [piece for piece, n in pieces.most_common(room // 3) if n > 2]
     kept += [w for w, n in words.most_common(room - len(kept)) if n > 2]
     singles = sorted(set(chain.from_iterable(sequences)))  # of which chunks are made
-    return [MARK + s for s in sorted(shapes | set(kept))] + [f"_{t}" for t in singles]
+    return [_MARK + s for s in sorted(shapes | set(kept))] + [f"_{t}" for t in singles]
