@@ -14,11 +14,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from transformer_lib.ablations import _ROWS
 from transformer_lib.corpora import load_corpus
+from transformer_lib.fine_tuning import save_start
 from transformer_lib.recipes import Recipe
+from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.trainer import train
+from transformer_lib.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "book" / "_tools" / "queue_runs.py"
@@ -207,6 +211,68 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     ours = train(recipe, tmp_path / "ours", device="cpu")
     assert ours.history[-1]["tokens"] == whole["tokens"]  # the same batches
     assert ours.data == whole["data"]
+
+
+def test_fine_tuning_gone_on_with_gives_the_same(tmp_path, monkeypatch):
+    """One run whole, one stopped after a checkpoint; and what the record says."""
+    import fine_tuning
+
+    from transformer_lib import trainer
+
+    old = list(load_corpus("grammar-en-de").pairs)
+    tokenizer = Tokenizer.train((side for pair in old[:400] for side in pair), 340)
+    tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16}
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(340, **tiny))
+    start = save_start(model, tokenizer, tmp_path / "start")
+    new = [(source.upper(), target) for source, target in old[500:900]]
+    monkeypatch.setattr(fine_tuning, "pairs_of", lambda origin: new)
+    monkeypatch.setattr(fine_tuning, "OLD", "grammar-en-de")
+    monkeypatch.setattr(fine_tuning, "HELD", 20)
+
+    def run(name):
+        words = "--factor 1 --pairs 90 --share 0.4 --steps 6 --every 2 --sentences 12 "
+        words += f"--start {start} --run-dir {tmp_path / name} --out none"
+        return fine_tuning.run(fine_tuning.arguments(words.split()))
+
+    whole = run("whole")
+    saved = trainer._validate_and_save
+
+    def stopped(*arguments):
+        saved(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "_validate_and_save", stopped)
+        run("parts")
+    parts = run("parts")
+    for record in (whole, parts):
+        record["seconds"] = record["environment"] = None
+    assert whole == parts and str(tmp_path) not in json.dumps(whole)
+    assert [point["step"] for point in whole["curve"]] == [2, 4, 6]
+    assert whole["pairs"] == 90 and whole["old_pairs"] == 60
+    assert 140 <= whole["data"]["train_pairs"] <= 150  # cleaned
+    last, after = whole["curve"][-1], whole["after"]
+    assert last["new"] == after["new"]["nats"] == whole["test_loss"]
+    assert last["new"] < whole["before"]["new"]["nats"]
+    test, valid, rest = fine_tuning.divided(new, 12)
+    assert len(test) == 12 and len(valid) == 20
+    assert not {s for p in rest for s in p} & {s for p in test + valid for s in p}
+
+
+def test_the_runs_of_fine_tuning_are_told_apart(tmp_path):
+    """Each command is understood, and differs from the others in what its name says."""
+    import fine_tuning
+    import queue_runs
+
+    jobs = queue_runs.read_jobs(EVIDENCE / "queue.toml", tmp_path, "cpu",
+                                ["fine-tuning"])  # fmt: skip
+    asked = [fine_tuning.arguments(list(job.command[1:])) for job in jobs]
+    numbers = [(a.factor, a.pairs, a.share, a.seed) for a in asked]
+    assert len({job.name for job in jobs}) == len(set(numbers)) == len(jobs) >= 8
+    assert [a.out for a in asked] == [job.result for job in jobs]
+    rates = {f for f, n, share, seed in numbers if (n, seed) == (10_000, 0)}
+    assert len(rates) == 3 and {share for _, _, share, _ in numbers} == {0.0, 0.5}
 
 
 def test_the_predictions_are_of_rows_and_signs_of_the_paper():

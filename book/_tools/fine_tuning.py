@@ -1,0 +1,179 @@
+"""Fine-tune the shipped model on one origin of the mixed text, and score old and new.
+
+    python book/_tools/fine_tuning.py --factor 0.05 --pairs 10000 --share 0.5
+        --run-dir DIR --out FILE
+
+The new text is multi30k (captions of photographs) of the mixed text in the folder that
+TRANSFORMER_LIB_MIRROR names; the old one is what the model was trained on. Of the new
+text, pairs to test and to validate with are drawn first, the same ones for each run;
+of the rest, so many are trained on, with old pairs as a share among them. All else is
+the recipe fine-tune. Losses and scores are those of the last weights, on both test
+sets, beside those of the model before. A run stopped goes on from its last checkpoint,
+to the same result. Writes one JSON.
+"""
+
+import argparse
+import hashlib
+import lzma
+import os
+import random
+from dataclasses import asdict
+from pathlib import Path
+
+from transformer_lib.batches import tokenize_pairs
+from transformer_lib.checkpoints import checkpoint_files, step_of, write_json
+from transformer_lib.corpora import load_corpus
+from transformer_lib.evaluation import chrf, sacre_bleu
+from transformer_lib.files import whole_file
+from transformer_lib.fine_tuning import fine_tuning_recipe, mix_pairs
+from transformer_lib.runs import load_pretrained, load_run
+from transformer_lib.trainer import train
+from transformer_lib.training import validation_loss
+from transformer_lib.translator import Translator
+
+START, OLD, ORIGIN = "tatoeba-en-de", "tatoeba-en-de", "multi30k"
+HELD = 500  # new pairs to validate with; they choose nothing
+
+
+def pairs_of(origin: str) -> list[tuple[str, str]]:
+    """All pairs of one origin of the mixed text, in its order."""
+    mirror = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
+    path = Path(mirror) / "mixed" / "train.en-de.tsv.xz"
+    if not mirror or not path.is_file():
+        raise SystemExit(
+            "there is no mixed text: TRANSFORMER_LIB_MIRROR must name a folder with "
+            "mixed/train.en-de.tsv.xz in it."
+        )
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        rows = (line.rstrip("\n").split("\t") for line in file)
+        return [(row[1], row[2]) for row in rows if row[0] == origin]
+
+
+def divided(pairs: list, sentences: int) -> tuple[list, list, list]:
+    """Test, validation and training pairs; no side of the first two is in the third."""
+    pairs = random.Random(0).sample(pairs, len(pairs))
+    test, valid = pairs[:sentences], pairs[sentences : sentences + HELD]
+    held = {side for pair in test + valid for side in pair}
+    rest = [p for p in pairs[sentences + HELD :] if not held & set(p)]
+    return test, valid, rest
+
+
+def hash_of(pairs: list[tuple[str, str]]) -> str:
+    text = "".join(f"{source}\t{target}\n" for source, target in pairs)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_text(folder: Path, splits: dict) -> dict:
+    """Files of a user's, as training reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = {"name": ORIGIN}
+    for split, pairs in splits.items():
+        path = folder / f"{split}.tsv"
+        with whole_file(path) as file:
+            file.write("".join(f"{s}\t{t}\n" for s, t in pairs).encode())
+        corpus[split] = str(path)
+    return corpus
+
+
+def scored(model, tokenizer, about: dict, tests: dict) -> dict:
+    """Loss, BLEU and chrF of a model on each test set, greedy."""
+    found, translator = {}, Translator(model, tokenizer, about)
+    for name, pairs in tests.items():
+        outputs = translator([source for source, _ in pairs])
+        references = [target for _, target in pairs]
+        found[name] = {
+            "nats": loss_of(model, tokenizer, pairs),
+            "sacreBLEU": asdict(sacre_bleu(outputs, references)),
+            "chrF2": asdict(chrf(outputs, references)),
+            "sentences": len(pairs),
+            "sha256": hash_of(pairs),
+        }
+    return found
+
+
+def loss_of(model, tokenizer, pairs: list) -> float:
+    return round(validation_loss(model, tokenize_pairs(pairs, tokenizer), 4000), 5)
+
+
+def run(asked: argparse.Namespace) -> dict:
+    """Train from the last checkpoint on, and score."""
+    test, valid, rest = divided(pairs_of(ORIGIN), asked.sentences)
+    new = rest[: asked.pairs]
+    old = list(load_corpus(OLD).pairs)
+    text = mix_pairs(new, old, asked.share, asked.seed)
+    old_test = list(load_corpus(OLD, "test").pairs)
+    tests = {
+        "new": test,
+        "old": random.Random(0).sample(old_test, min(asked.sentences, len(old_test))),
+    }
+    corpus = write_text(asked.run_dir / "text", {"train": text, "valid": valid})
+    recipe = fine_tuning_recipe(
+        asked.start, corpus=corpus, factor=asked.factor, seed=asked.seed,
+        max_steps=asked.steps, validate_every=asked.every,
+        keep_last=-(-asked.steps // asked.every),
+    )  # fmt: skip
+    done = train(recipe, asked.run_dir / "run", device=asked.device, show=False)
+    model, tokenizer, about = load_pretrained(asked.start, asked.device)
+    before = scored(model, tokenizer, about, tests)
+    curve = []
+    for path in checkpoint_files(asked.run_dir / "run"):
+        part = load_run(asked.run_dir / "run", asked.device, path)
+        losses = {n: loss_of(part.model, tokenizer, p) for n, p in tests.items()}
+        curve.append({"step": step_of(path), **losses})
+    last = load_run(asked.run_dir / "run", asked.device, "last")
+    after = scored(last.model, tokenizer, about, tests)
+    return {
+        "start": about["recipe"]["name"],
+        "factor": asked.factor,
+        "pairs": len(new),
+        "old_pairs": len(text) - len(new),
+        "share": asked.share,
+        "seed": asked.seed,
+        "command": "python book/_tools/fine_tuning.py "
+                   f"--factor {asked.factor} --pairs {asked.pairs} "
+                   f"--share {asked.share} --seed {asked.seed}",
+        "recipe": asdict(recipe) | {"corpus": ORIGIN, "start_from": START},
+        "data": {"corpus": f"{ORIGIN} of the mixed text", "old": OLD,
+                 "train_pairs": done.data["train_pairs"], "sha256": hash_of(text)},
+        "environment": done.environment,
+        "updates": done.progress.step,
+        "tokens": done.progress.tokens,
+        "seconds": round(done.progress.seconds),
+        "decoding": "greedy, sentence by sentence, at most source + 50 tokens",
+        "curve": curve,
+        "before": before,
+        "after": after,
+        "bleu": after["new"]["sacreBLEU"]["value"],
+        "test_loss": after["new"]["nats"],
+    }  # fmt: skip
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--factor", type=float, default=0.05,
+                        help="what the paper's learning rate is multiplied by (0.05)")
+    parser.add_argument("--pairs", type=int, default=10_000, help="new pairs (10000)")
+    parser.add_argument("--share", type=float, default=0.0,
+                        help="old pairs as a share of the text (0)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=400, help="updates (400)")
+    parser.add_argument("--every", type=int, default=50,
+                        help="updates between points of the curve (50)")
+    parser.add_argument("--sentences", type=int, default=1000, help="of a test set")
+    parser.add_argument("--start", default=START, help="the trained model")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    asked = arguments()
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(asked.out, run(asked))
+
+
+if __name__ == "__main__":
+    main()
