@@ -94,6 +94,14 @@ def test_the_head_names_both_scales_and_the_code_reads_them(path):
         r"\*\*Full\*\* \(`TRANSFORMER_LIB_SCALE=full`[^)]*\) .{20,}", lines
     )
     assert small and full, "the box at the head says what small and full do"
+    takes = re.search(r"\b(?:second|minute|hour)s?\b", full[0])
+    assert takes, "the box at the head says how long full takes"
+    known = re.search(
+        r"\((?:[^()]*\b)?(?:measured|estimates?)\b[^()]*\)|"  # where from
+        r"\b(?:for|into|in) \d+ minutes\b|`TRANSFORMER_LIB_MINUTES`",  # or it is a limit
+        full[0],
+    )
+    assert known, "a time is measured, an estimate that says so, or a limit"
     code = [c["source"] for c in cells if c["cell_type"] == "code"]
     called = [
         node
