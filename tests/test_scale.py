@@ -98,7 +98,7 @@ def test_the_head_names_both_scales_and_the_code_reads_them(path):
     assert takes, "the box at the head says how long full takes"
     known = re.search(
         r"\((?:[^()]*\b)?(?:measured|estimates?)\b[^()]*\)|"  # where from
-        r"\b(?:for|into|in) \d+ minutes\b|`TRANSFORMER_LIB_MINUTES`",  # or it is a limit
+        r"\b(?:for|into|in) \d+ minutes\b|`TRANSFORMER_LIB_MINUTES`",  # a limit
         full[0],
     )
     assert known, "a time is measured, an estimate that says so, or a limit"
