@@ -1,22 +1,22 @@
 """The figures of chapters 02 to 07: what they hold, what they say, how they answer."""
 
 import itertools
-import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from figures import OVERFLOW, check_figure, contents, figure_in, said, shown
+from test_scale import run_cells
 
 from transformer_lib.attention import scaled_dot_product_attention
 from transformer_lib.figures.attention import plot_matrix, softmax_figure
 from transformer_lib.figures.decoder import masks_figure
 from transformer_lib.figures.encoder import plot_layer
 from transformer_lib.figures.frame import InteractiveFigure
+from transformer_lib.figures.hello import read_sentence
 from transformer_lib.figures.multihead import heads_figure, plot_heads
 from transformer_lib.figures.positions import positions_figure
 from transformer_lib.figures.transformer import plot_transformer
@@ -198,35 +198,48 @@ def test_figure_escapes_and_refuses():
 @pytest.fixture(scope="module")
 def chapter_heads():
     """What the cells of the chapter compute, run as they stand in it."""
-    path = Path(__file__).parents[1] / "notebooks" / "03_multihead.ipynb"
-    cells = json.loads(path.read_text("utf-8"))["cells"]
-    sources = ["".join(cell["source"]) for cell in cells]
     names = {"math": math, "torch": torch, "MultiHeadAttention": MultiHeadAttention}
     names["heads_figure"] = heads_figure
-    for start in ("def trained_", "def after_first_layer", "heads_figure(found)"):
-        (cell,) = (s for s in sources if start in s and "#| export" not in s)
-        exec(cell, names)
-    return names["found"]
+    marks = "def trained_attention", "def read_by", "heads_figure(found)"
+    return run_cells("03_multihead", names, *marks)["found"]
 
 
 def test_heads_are_those_of_the_whole_model(chapter_heads):
     """The chapter's few lines give what the model of chapter 07 computes."""
     model, tokenizer, _ = load_pretrained("tatoeba-en-de")
+    layer = read_sentence()["head"]["layer"]
     for text, (labels, weights) in chapter_heads.items():
         whole = look(model, tokenizer, text, "")
         assert labels == [piece.replace("▁", "") for piece in whole.source]
-        torch.testing.assert_close(weights, whole.weights["encoder"][1][0])
+        wanted = whole.weights["encoder"][layer - 1][0]
+        torch.testing.assert_close(weights, wanted)
 
 
 def test_heads_do_what_the_chapter_says(chapter_heads):
-    first, second = chapter_heads
-    for text, article, noun in ((first, "The", "man"), (second, "the", "city")):
-        words, weights = chapter_heads[text]
-        row = weights[0, words.index(article)]  # over an adjective in between
-        assert words[int(row.argmax())] == noun and row.max() > 0.9
-    for _, weights in chapter_heads.values():
-        before = weights[:, 1:].diagonal(dim1=1, dim2=2).mean(1)
-        assert int(before.argmax()) == 2
+    """The record's head links the words it is to link; shares are as counted here."""
+    record = read_sentence()
+    text = record["source"]["text"]
+    words, weights = chapter_heads[text]
+    for asks, found, weight in record["candidates"][text]["relations"]:
+        row = weights[record["head"]["head"] - 1, words.index(asks)]
+        assert words[int(row.argmax())] == found
+        assert row.max().item() == pytest.approx(weight, abs=0.001)
+    names = {"found": chapter_heads, "record": record, "torch": torch}
+    names["chosen"] = record["head"]["layer"]
+    run_cells("03_multihead", names, "labels, weights = found[")
+    asking = range(len(words) - 1)
+    for head, table in enumerate(weights.tolist()):
+        counted = {
+            "itself": [table[i][i] for i in asking],
+            "before": [table[i][i - 1] for i in asking if i > 0],
+            "after": [table[i][i + 1] for i in asking if i + 1 < len(words) - 1],
+            "end": [table[i][-1] for i in asking],
+        }
+        for kind, weight in counted.items():
+            share = names["shares"][kind][head].item()
+            assert share == pytest.approx(sum(weight) / len(asking), abs=1e-5)
+        rest = sum(names["shares"][kind][head].item() for kind in names["shares"])
+        assert rest == pytest.approx(1)
 
 
 def test_heads_figure_answers(browser, chapter_heads, tmp_path):

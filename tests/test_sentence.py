@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from built import ROOT
 from torch.nn.functional import scaled_dot_product_attention
 
 from transformer_lib import hello
+from transformer_lib.figures.hello import read_weights
 from transformer_lib.runs import _find_pretrained, load_pretrained, read_evidence
 
 sys.path.append(str(ROOT / "book" / "_tools"))
@@ -97,6 +99,61 @@ def test_the_head_is_the_one_where_the_weakest_relation_is_strongest(record):
     assert (record["head"]["layer"], record["head"]["head"]) == max(
         weakest, key=weakest.get
     )
+
+
+def test_what_the_head_reads_makes_its_queries_keys_and_values(record):
+    """By torch's own product, from the file of weights; chapter 02 shows it."""
+    head = record["head"]
+    tables = read_weights(f"encoder.layers.{head['layer'] - 1}.self_attention.")
+    inputs = torch.tensor(head["inputs"])
+    assert inputs.shape == (len(record["source"]["ids"]), record["sizes"]["d_model"])
+    for name in ("queries", "keys", "values"):
+        made = torch.nn.functional.linear(inputs, tables[f"w_{name[0]}.weight"])
+        made = made.chunk(record["sizes"]["num_heads"], dim=-1)[head["head"] - 1]
+        torch.testing.assert_close(made, torch.tensor(head[name]), atol=0.01, rtol=0)
+
+
+def test_torch_gets_the_weights_across_and_the_head_is_the_widest(record):
+    across, layers = record["across"], record["attention"]["cross"]
+    wanted = torch.tensor(layers[across["layer"] - 1][across["head"] - 1])
+    q, k = (torch.tensor([across[name]]) for name in ("queries", "keys"))
+    theirs = scaled_dot_product_attention(q, k, torch.eye(k.shape[1])[None])[0]
+    torch.testing.assert_close(theirs, wanted, atol=0.004, rtol=0)
+    spreads = [
+        len({row.index(max(row)) for row in weights})
+        for heads in layers
+        for weights in heads
+    ]
+    ours = {row.index(max(row)) for row in wanted.tolist()}
+    assert len(ours) == max(spreads)
+
+
+def test_words_and_positions_are_what_the_first_layer_reads(record):
+    """Sines and cosines by math, not by chapter 04."""
+    words = read_weights("src_embedding.")["weight"][record["source"]["ids"]]
+    D = words.shape[1]
+    for place, (word, kept) in enumerate(zip(words, record["vectors"], strict=True)):
+        angles = [place / 10_000 ** (2 * (i // 2) / D) for i in range(D)]
+        added = [(math.cos if i % 2 else math.sin)(a) for i, a in enumerate(angles)]
+        made = word * D**0.5 + torch.tensor(added)
+        torch.testing.assert_close(made, torch.tensor(kept), atol=0.006, rtol=0)
+
+
+def test_the_weights_that_chapters_read_are_those_of_the_model(record):
+    model, _, _ = load_pretrained(record["model"], "cpu")
+    for name, table in model.encoder.state_dict().items():
+        torch.testing.assert_close(read_weights("encoder.")[name], table)
+    assert read_weights().keys() <= model.state_dict().keys()
+
+
+@pytest.mark.parametrize("page", ["book/welcome.md", "notebooks/01_hello.ipynb"])
+def test_the_first_screens_say_what_the_model_wrote(record, page):
+    text = (ROOT / page).read_text("utf-8")
+    if page.endswith("ipynb"):
+        text = "".join(json.loads(text)["cells"][0]["source"])
+    text = " ".join(text.split())
+    for side in ("source", "target"):
+        assert f"*{record[side]['text']}*" in text, f"{page}: say what the model wrote"
 
 
 def test_the_translation_is_made_of_likely_pieces(record):

@@ -2,13 +2,16 @@
 
 Translates the book's sentence with the shipped model and writes what the chapters take
 apart to transformer_lib/evidence/sentence.json: pieces, attention weights of all
-layers and heads, queries, keys and values of one head, what the feed-forward networks
-do to each word, and the probabilities of the next piece. Run it again when another
-model ships; a test compares the record with the model.
+layers and heads, of one head what it reads and its queries, keys and values, of one
+head between the languages its queries and keys, what the feed-forward networks do to
+each word, and the probabilities of the next piece. Run it again when another model
+ships; a test compares the record with the model.
 
 Which sentence and which head are shown is a choice, and the record says how it was
 made: for each candidate, relations that a reader expects are looked up in every head
 of the encoder, and the head is kept whose smallest weight among them is the largest.
+Between the languages it is the head whose queries look most at the most different
+pieces; of equal ones, that with the largest mean of their largest weights.
 """
 
 import argparse
@@ -84,22 +87,60 @@ def best_head(model, sides: dict, relations: list) -> dict:
     return {"relations": shown, "layer": layer, "head": head}
 
 
+def heads_of(linear, x: Tensor, attention, head: int) -> list:
+    """What one head, counted from 1, makes of x (T, D): shape (T, K)."""
+    return rounded(linear(x).chunk(attention.num_heads, dim=-1)[head - 1])
+
+
 @torch.inference_mode()
 def one_head(model, ids: Tensor, layer: int, head: int) -> dict:
-    """Queries, keys and values of one head of the encoder, each of shape (S, K)."""
+    """What one head of the encoder reads, (S, D); queries, keys and values, (S, K)."""
     seen = []
     attention = model.encoder.layers[layer - 1].self_attention
     hook = attention.w_q.register_forward_hook(
-        lambda module, given, out: seen.append(given[0])
+        lambda module, given, out: seen.append(given[0][0])
     )
     model.encode(ids)
     hook.remove()
-    parts = {}
+    parts = {"inputs": rounded(seen[0])}
     for name, letter in (("queries", "q"), ("keys", "k"), ("values", "v")):
         linear = getattr(attention, f"w_{letter}")
-        heads = linear(seen[0])[0].chunk(attention.num_heads, dim=-1)  # H of (S, K)
-        parts[name] = rounded(heads[head - 1])
+        parts[name] = heads_of(linear, seen[0], attention, head)
     return parts
+
+
+def widest_head(layers: list[Tensor]) -> tuple[int, int]:
+    """The head, (layer, head) from 1, that looks most at the most different keys.
+
+    Args:
+        layers: Weights, each of shape (1, H, T, S).
+    """
+    found = []
+    for layer, heads in enumerate(layers, 1):
+        for head, weights in enumerate(heads[0], 1):
+            most = weights.max(dim=-1)
+            spread = len(set(most.indices.tolist()))
+            found.append((spread, most.values.mean().item(), layer, head))
+    return max(found)[2:]
+
+
+@torch.inference_mode()
+def across(model, src_ids: Tensor, tgt_ids: Tensor, layer: int, head: int) -> dict:
+    """Queries (T, K) and keys (S, K) of one head of the decoder, into the source."""
+    seen = []
+    attention = model.decoder.layers[layer - 1].cross_attention
+    hook = attention.w_q.register_forward_hook(
+        lambda module, given, out: seen.append(given[0][0])
+    )
+    memory = model.encode(src_ids)
+    model.decode(tgt_ids, memory, src_ids)
+    hook.remove()
+    return {
+        "layer": layer,
+        "head": head,
+        "queries": heads_of(attention.w_q, seen[0], attention, head),
+        "keys": heads_of(attention.w_k, memory[0], attention, head),
+    }
 
 
 @torch.inference_mode()
@@ -178,6 +219,7 @@ def sentence_record(model, tokenizer, about: dict) -> dict:
         },
         "vectors": rounded(embedded, 2),
         "head": {"layer": layer, "head": head, **one_head(model, src_ids, layer, head)},
+        "across": across(model, src_ids, tgt_ids, *widest_head(weights["cross"])),
         "feed_forward": feed_forward(model, src_ids),
         "next": next_pieces(model, tokenizer, src_ids, tgt_ids),
     }
