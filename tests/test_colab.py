@@ -37,7 +37,7 @@ def test_colabs_versions_are_those_that_the_project_allows(colab):
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     pins = {canonicalize_name(name): version for name, version in pins.items()}
     checked = set()
-    more = PROJECT["optional-dependencies"]["serving"]
+    more = PROJECT["optional-dependencies"]["export"]
     for line in [*PROJECT["dependencies"], *more]:
         wanted = Requirement(line)
         name = canonicalize_name(wanted.name)

@@ -45,7 +45,7 @@ needed = {}
 if any(importlib.util.find_spec(name) is None for name in needed):
     %pip install -q "transformer-lib[{}] @ git+https://github.com/literate-transformer/literate-transformer"
 """  # noqa: E501
-MORE = {"28_family": "family", "22_export": "serving", "18_command_line": "serving"}
+MORE = {"28_family": "family", "22_export": "export", "18_command_line": "export"}
 NAMES = {"sklearn": "scikit-learn"}
 MYST = re.compile(
     r"^\s*(`{3,}\{[\w-]+\}|:{3,}\{?[\w-]+|\$\$.*\$\$\s*\(\w+\))|\{\w+\}`", re.M

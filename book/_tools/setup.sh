@@ -26,7 +26,7 @@ else
 fi
 
 if [ "$lock" = none ]; then
-  pip install --upgrade "$torch" --editable ".[book,family,serving,test]"
+  pip install --upgrade "$torch" --editable ".[book,family,export,test]"
 else
   # Torch and the lock in one command: a second one could move what the first had set.
   pip install "$torch" -r "$lock"
