@@ -173,6 +173,11 @@ EQUIVALENT = {
             "the two are equal where the third is looked at"
         )
     },
+    "17.2": {
+        "place = min(spaces, key=lambda i: abs(len(text) / 2 - i))": (
+            "a distance is the same from both ends"
+        )
+    },
     "20.3": {
         "return {name: start[name] + part * (tuned[name] - start[name]) for name in "
         "tuned}": "both have the same names"

@@ -247,7 +247,7 @@ def _split_sentences(text: str) -> list[str]:
     """Cut a line after each sentence, in time that grows with its length.
 
     Args:
-        text: One line, as one_line gives it.
+        text: One line, as _one_line gives it.
 
     Returns:
         The sentences in order, without the spaces between them.
@@ -270,7 +270,7 @@ def _cut_text(text: str, count: Callable[[str], int], limit: int) -> list[str]:
     """Cut a text into parts of at most limit tokens, at commas where it can be.
 
     Args:
-        text: One line, as one_line gives it.
+        text: One line, as _one_line gives it.
         count: Says how many tokens a text has.
         limit: Tokens that a part may have; a single character is never cut.
 
