@@ -24,6 +24,7 @@ from transformer_lib import (
     marian,
     parsing,
     pretraining,
+    speculative,
     speed,
     training,
     transformer,
@@ -148,6 +149,10 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     ),
     "update": (model_of, loss_after_updates),
     "greedy_decode": (model_of, lambda m: decoding.greedy_decode(m, ids(), 4)),
+    "speculative_decode": (
+        model_of,
+        lambda m: speculative.speculative_decode(m, m, ids(), 2, max_extra=4),
+    ),
     "beam_search": (model_of, lambda m: decoding.beam_search(m, ids(), 3, n_best=2)),
     "search, limits on the CPU": (
         model_of,

@@ -14,6 +14,7 @@ from transformer_lib import heads, looking_inside
 from transformer_lib.decoding import greedy_decode
 from transformer_lib.grammar import _ADJECTIVES, _NOUNS, _PRONOUNS
 from transformer_lib.heads import (
+    _link_gains,
     _loss_and_choices,
     _possessives,
     _rank_correlation,
@@ -26,7 +27,6 @@ from transformer_lib.heads import (
     _zeroed,
     altered,
     effect_of_words,
-    link_gains,
     most_attended,
     weigh_heads,
 )
@@ -203,7 +203,7 @@ def test_link_gains_by_hand():
     links, none = [0, 2, 0, 1], [0, 2, 0, 0]  # what each word attends to most
     staring = [1, 1, 1, 1]  # every word looks at word 1: no link at all
     looked = [torch.tensor([[row, staring]]) for row in (links, links, none)]
-    found = link_gains(looked, cases)
+    found = _link_gains(looked, cases)
     assert {key: tuple(value.shape) for key, value in found.items()} == dict.fromkeys(
         ("link", "control", "gain", "error"), (1, 2)
     )
@@ -219,7 +219,7 @@ def test_a_head_that_knows_nothing_rarely_passes():
     generator = torch.Generator().manual_seed(4)
     cases = [("a sentence", 5, 2)] * 60
     looked = [torch.randint(8, (10, 40, 8), generator=generator) for _ in cases]
-    found = link_gains(looked, cases)
+    found = _link_gains(looked, cases)
     passed = (found["gain"] > 2 * found["error"]).float().mean()
     assert 0 < passed < 0.06
 

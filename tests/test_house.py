@@ -55,6 +55,7 @@ IDEAS = {
     "runs": "Run",
     "trainer": "train",
     "decoding": "greedy_search",
+    "speculative": "_verdict",
     "evaluation": "bleu",
     "translator": "Translator",
     "command_line": "main",
