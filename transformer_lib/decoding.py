@@ -1,4 +1,4 @@
-"""Greedy and beam search with the paper's length penalty, drawing, speculation, over a cache of keys and values.
+"""Greedy and beam search with the paper's length penalty, drawing, over a cache of keys and values.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/14_decoding.html"""
 
