@@ -218,7 +218,7 @@ class Progress:
     Args:
         step: Updates made.
         epoch: Passes over the data completed.
-        batch: _Batches of this epoch that have been used.
+        batch: Batches of this epoch that have been used.
         tokens: Target tokens seen, padding not counted.
         seconds: Time spent, validation included.
         scale: What the loss is multiplied by, in float16.

@@ -33,7 +33,7 @@ class Recipe:
         sample: Subword regularization of the training text, from 0 to 1.
         copies: How often each pair is cut; an epoch reads all of these.
         max_tokens: Token budget of a batch, for source and for target.
-        accumulate: _Batches whose gradients are summed for one update.
+        accumulate: Batches whose gradients are summed for one update.
         max_steps: Updates.
         warmup: Updates until the learning rate's peak.
         factor: What the paper's learning rate is multiplied by.

@@ -213,7 +213,7 @@ class _Place(NamedTuple):
 
 
 def _places(pairs: TokenPairs, recipe: Recipe, at: Progress) -> Iterator[_Place]:
-    """_Batches without end, from where the progress says."""
+    """Batches without end, from where the progress says."""
     epoch, number = at.epoch, at.batch
     divide = plan_packed if recipe.packed else _plan_by_length
     while True:
