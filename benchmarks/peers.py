@@ -597,11 +597,11 @@ def decode(folder: Path, asked) -> dict:
     """The exports and the library on the same sentences."""
     from sacrebleu.metrics import BLEU
 
-    from transformer_lib.export import export
+    from transformer_lib.export import export_model
     from transformer_lib.runs import load_pretrained
 
     model, tokenizer, about = load_pretrained("tatoeba-en-de")
-    folders = export(model, tokenizer, folder, about)
+    folders = export_model(model, tokenizer, folder, about)
     try:
         corpus = load_corpus("tatoeba-en-de", "test")
     except CorpusUnavailable:

@@ -738,7 +738,7 @@ def test_the_length_of_the_training_is_exported(tmp_path):
     for about, wanted in ({}, 128), ({"recipe": {"max_length": 9}}, 9):
         folder = _export_ctranslate2(model, tokenizer, tmp_path / "it", about=about)
         assert CTranslate2Model(folder).max_length == wanted
-    folders = export_module.export(
+    folders = export_module.export_model(
         model, tokenizer, tmp_path / "all", {"max_length": 11}
     )
     for kind in ("ctranslate2", "ctranslate2-int8"):
@@ -803,13 +803,13 @@ def test_threads_that_no_machine_has(tmp_path, open_model, threads):
 
 def test_all_exports_are_proved(tmp_path):
     model, tokenizer = small_model()
-    folders = export_module.export(model, tokenizer, tmp_path)
+    folders = export_module.export_model(model, tokenizer, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(export_module._EXPORTS)
     apart = export_module.prove(model, tokenizer, folders, ["", *TEXTS])
     assert apart.keys() == folders.keys()
     assert all(x < 1e-4 for kind, x in apart.items() if "int8" not in kind)
     assert 1e-4 < apart["ctranslate2-int8"] < 1
-    again = export_module.export(model, tokenizer, tmp_path, kinds=["marian"])
+    again = export_module.export_model(model, tokenizer, tmp_path, kinds=["marian"])
     assert again == {"marian": tmp_path / "marian"}
     with torch.no_grad():
         model.encoder.layers[0].feed_forward.w_2.bias[0] += 1
@@ -819,19 +819,19 @@ def test_all_exports_are_proved(tmp_path):
     with pytest.raises(ValueError, match="no sentence has a word"):
         export_module.prove(model, tokenizer, folders, ["", "  "])
     with pytest.raises(ValueError, match="tflite: there are onnx, marian"):
-        export_module.export(model, tokenizer, tmp_path, kinds=["tflite"])
+        export_module.export_model(model, tokenizer, tmp_path, kinds=["tflite"])
 
 
 def test_all_exports_or_none(tmp_path):
     """What one has no place for, or where one may not write, is said before any is."""
     model, tokenizer = small_model(norm_first=True)
     with pytest.raises(ValueError, match="Marian has no place for norm_first=True"):
-        export_module.export(model, tokenizer, tmp_path / "out")
+        export_module.export_model(model, tokenizer, tmp_path / "out")
     assert not list(tmp_path.iterdir())
     (tmp_path / "out" / "ctranslate2").mkdir(parents=True)
     (tmp_path / "out" / "ctranslate2" / "model.bin").write_text("another program's")
     with pytest.raises(ValueError, match="ctranslate2 holds something else"):
-        export_module.export(
+        export_module.export_model(
             model, tokenizer, tmp_path / "out", kinds=["onnx", "ctranslate2"]
         )
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ctranslate2"]
@@ -840,7 +840,7 @@ def test_all_exports_or_none(tmp_path):
 def test_long_sentences_are_no_proof(tmp_path):
     model, tokenizer = small_model()
     kinds = ["marian", "ctranslate2"]
-    folders = export_module.export(model, tokenizer, tmp_path, kinds=kinds)
+    folders = export_module.export_model(model, tokenizer, tmp_path, kinds=kinds)
     long = "a dog sleeps " * 400
     assert len(tokenizer.encode(long)) > 1024
     found = export_module.prove(model, tokenizer, folders, [long, *TEXTS])
@@ -851,7 +851,7 @@ def test_long_sentences_are_no_proof(tmp_path):
 
 def test_numbers_that_are_none_are_no_proof(tmp_path, monkeypatch):
     model, tokenizer = small_model()
-    folders = export_module.export(
+    folders = export_module.export_model(
         model, tokenizer, tmp_path, kinds=["ctranslate2-int8"]
     )
     monkeypatch.setattr(

@@ -43,7 +43,7 @@ IDEAS = {
     "treebanks": "Treebank",
     "parsing": "train_parser",
     "labelling": "_tree_labels",
-    "export": "export",
+    "export": "export_model",
     "onnx_export": "_StepGraph",
     "marian": "_marian_places",
     "ctranslate2_export": "_ctranslate2_spec",

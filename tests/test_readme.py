@@ -1,5 +1,6 @@
 """The README's example runs, and what it points to is there."""
 
+import doctest
 import json
 import os
 import re
@@ -38,6 +39,12 @@ def test_the_examples_of_the_library_page_run(tmp_path, monkeypatch):
         exec(compile(code, "book/api.md", "exec"), names)
     for name in transformer_lib._HOME:
         assert f"`{name}`" in page and name in names, f"{name} is not on the page"
+
+
+def test_the_page_on_pytorch_prints_what_comes_out():
+    page = str(ROOT / "book" / "pytorch.md")
+    failed, tried = doctest.testfile(page, module_relative=False)
+    assert tried > 25 and not failed
 
 
 def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch):

@@ -42,6 +42,7 @@ _HOME = {
     "translate": "translator",
     "evaluate": "evaluation",
     "Translator": "translator",
+    "export_model": "export",
 }
 
 # Chapters after 07 that give its Transformer methods: from_pretrained, save_pretrained;

@@ -352,7 +352,7 @@ def _run_ablate(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #6724b595
 def _run_export(asked: argparse.Namespace) -> None:
     """Write a model for other programs, and prove that each says the same."""
-    from transformer_lib.export import _EXPORTS, export, prove
+    from transformer_lib.export import _EXPORTS, export_model, prove
     from transformer_lib.files import _ensure_writable
     from transformer_lib.runs import load_pretrained
 
@@ -366,7 +366,7 @@ def _run_export(asked: argparse.Namespace) -> None:
         name, sentences = _unseen(about)
     if not any(tokenizer.encode_all(sentences)):
         raise ValueError(f"{name} has no sentence with a word to prove it with.")
-    folders = export(model, tokenizer, asked.out, about, kinds)
+    folders = export_model(model, tokenizer, asked.out, about, kinds)
     print(f"Log-probabilities of tokens, on {len(sentences)} sentences of {name}:")
     for kind, apart in prove(model, tokenizer, folders, sentences).items():
         print(f"  {folders[kind]}: within {apart:.0e} of the model's")
