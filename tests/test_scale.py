@@ -87,7 +87,7 @@ def test_the_variables_are_read_in_one_place():
 @pytest.mark.parametrize("path", SCALED, ids=lambda path: path.stem)
 def test_the_head_names_both_scales_and_the_code_reads_them(path):
     cells = cells_of(path.stem)
-    box = next(c["source"] for c in cells[:6] if "> **Time**" in c["source"])
+    box = next(c["source"] for c in cells[:9] if "> **Time**" in c["source"])
     lines = re.sub(r"\n> ", " ", box)
     small = re.search(r"\n?> \*\*Small\*\* \(the default\) .{20,}", lines)
     full = re.search(
