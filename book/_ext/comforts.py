@@ -20,6 +20,8 @@ UNMARKED = (GLOSSARY, "book/references", "book/api/")
 # A term is not looked for in these: names, formulas, code, links.
 LEAVE = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.math,
          nodes.math_block, nodes.raw, nodes.term)  # fmt: skip
+# Words of every day: they have the glossary's meaning in the chapters it names.
+EVERYDAY = {"memory", "temperature", "value"}
 
 
 # --- numbers -------------------------------------------------------------------------
@@ -73,8 +75,8 @@ def is_drawn(part) -> bool:
 
 
 @cache  # pages are written after all of them are read
-def definitions(env) -> dict[str, tuple[str, str]]:
-    """Term in lower case -> (address in the glossary, its definition)."""
+def definitions(env) -> dict[str, tuple[str, str, list[str]]]:
+    """Term in lower case -> (address in the glossary, definition, its chapters)."""
     found = {}
     for item in env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
         said = next(item.findall(nodes.definition)).deepcopy()
@@ -84,9 +86,11 @@ def definitions(env) -> dict[str, tuple[str, str]]:
                 in_text = cited["reftype"] == "t"
                 cited.parent.replace(cited, nodes.Text(author if in_text else ""))
         said = re.sub(r"\s+([.,;])", r"\1", said.astext())
-        said = re.sub(r"\s*Chapters? [\d, and]+\.\s*$", "", " ".join(said.split()))
+        said, where = " ".join(said.split()), r"\s*Chapters? ([\d, and]+)\.\s*$"
+        chapters = re.findall(r"\d+", "".join(re.findall(where, said)))
+        said = re.sub(where, "", said)
         for term in item.findall(nodes.term):
-            found[term.astext().strip().lower()] = (term["ids"][0], said)
+            found[term.astext().strip().lower()] = (term["ids"][0], said, chapters)
     return found
 
 
@@ -117,12 +121,13 @@ def within(node, kinds, top) -> bool:
 def mark_text(app, docname, text, pattern, known, seen):
     """Split one piece of text at the terms in it that were not seen before."""
     plain, start, parts = text.astext(), 0, []
+    number = number_of(docname) if is_chapter(docname) else ""
     for match in pattern.finditer(plain):
         term = match.group(1).lower()
-        if term in seen:
+        address, said, chapters = known[term]
+        if term in seen or (term in EVERYDAY and number not in chapters):
             continue
         seen.add(term)
-        address, said = known[term]
         link = nodes.reference("", match.group(0), internal=True, classes=["defined"])
         link["refuri"] = app.builder.get_relative_uri(docname, GLOSSARY) + f"#{address}"
         link["reftitle"] = said  # comforts.js shows it, to the keyboard too
