@@ -329,7 +329,7 @@ export class Steps {
 // What went wrong, in words for the reader.
 class Trouble extends Error {}
 
-async function fetched(address, report = () => {}) {
+export async function fetched(address, report = () => {}) {
   let answer;
   try {
     answer = await fetch(address);
@@ -353,7 +353,7 @@ async function fetched(address, report = () => {}) {
   return whole;
 }
 
-async function checked(content, name, known) {
+export async function checked(content, name, known) {
   const damaged = new Trouble(`The model could not be loaded: ${name} came damaged.`);
   if (content.length !== known.bytes) throw damaged;
   if (!globalThis.crypto?.subtle) return content; // only where the connection is safe
