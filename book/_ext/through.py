@@ -278,6 +278,8 @@ class Through(SphinxDirective):
     """The place of the figure, with a still picture for where no scripts run."""
 
     def run(self):
+        from matplotlib import pyplot
+
         from transformer_lib.figures.frame import _still_image
         from transformer_lib.figures.transformer import plot_through
 
@@ -291,11 +293,12 @@ class Through(SphinxDirective):
         names = [name for name in names if name.startswith("encoder")]
         vectors = [trace.numbers[name][row].tolist() for name in names]
         word = about["source"][row]
-        picture = _still_image(
-            plot_through(vectors, word),
-            f"The numbers of “{word}” as colored strips, one above the other, from the "
-            "sum of word and position through every sublayer of the encoder.",
-        )
+        with pyplot.style.context("transformer_lib.book"):
+            picture = _still_image(
+                plot_through(vectors, word),
+                f"The numbers of “{word}” as colored strips, one above the other, from "
+                "the sum of word and position through every sublayer of the encoder.",
+            )
         words = "" if state else (
             "The figure would open here: this copy of the book was built without "
             "ONNX Runtime, which npm fetches, and so without the file of weights."
