@@ -50,7 +50,7 @@ from transformer_lib.exercises.ablations import (
     check_ranks,
 )
 from transformer_lib.files import claimed
-from transformer_lib.prepared import prepare
+from transformer_lib.prepared import load_prepared, prepare
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
 from transformer_lib.tokenizer import BOS, EOS
@@ -251,6 +251,15 @@ def test_another_base_is_refused(whole):
     out, _ = whole
     with pytest.raises(ValueError, match=r"base-0\.json .* differs in \['max_steps'\]"):
         ablate(tiny(max_steps=40), out, ["base"], sentences=10, show=False)
+
+
+def test_text_is_prepared_as_the_recipe_cuts_it(tmp_path):
+    """Cuts drawn at random, and several of them: `train` refuses other data."""
+    base = tiny(sample=0.1, copies=2, max_steps=1, warmup=1)
+    (result,) = ablate(base, tmp_path, ["base"], device="cpu", sentences=10, show=False)
+    assert result["recipe"]["sample"] == 0.1 and result["recipe"]["copies"] == 2
+    ready = load_prepared(tmp_path / "data")
+    assert len(ready.train) == 2 * ready.data["train_pairs"]
 
 
 def test_unknown_rows_are_named(tmp_path):

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from transformer_lib.ablations import _ROWS
+from transformer_lib.command_line import main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.fine_tuning import save_start
 from transformer_lib.recipes import Recipe
@@ -273,6 +274,37 @@ def test_the_runs_of_fine_tuning_are_told_apart(tmp_path):
     assert [a.out for a in asked] == [job.result for job in jobs]
     rates = {f for f, n, share, seed in numbers if (n, seed) == (10_000, 0)}
     assert len(rates) == 3 and {share for _, _, share, _ in numbers} == {0.0, 0.5}
+
+
+def test_little_text_runs_as_it_stands_in_the_queue(place):
+    """The group itself, with less text and a tiny recipe instead of the real one."""
+    import queue_runs
+
+    whole = (EVIDENCE / "queue.toml").read_text("utf-8")
+    groups = [part for part in whole.split("[[group]]")[1:] if '"little-text"' in part]
+    less = "".join("[[group]]" + part for part in groups)
+    for real, tiny in (
+        ("ablate small", f"ablate '{place / 'tiny.toml'}'"),
+        ("corpus=tatoeba-en-de", "corpus=grammar-en-de"), ("--sentences 5000",
+        "--sentences 10 --set max_steps=2 --set warmup=1 --set model.num_layers=1"),
+        ("pairs = [10000, 100000], setting", "pairs = [300], setting"),
+        ("pairs = [10000, 100000], copies", "pairs = [400], copies"),
+        ('"vocab_size=1000"', '"vocab_size=360"'),
+        ('"model.d_model=128"', '"model.d_model=32"'),
+    ):  # fmt: skip
+        assert real in less
+        less = less.replace(real, tiny).replace('"vocab_size=8000"', '"factor=0.5"')
+    (place / "queue.toml").write_text(less)
+    jobs = queue_runs.read_jobs(place / "queue.toml", place, "cpu", [])
+    recipes = {}
+    for job in jobs:
+        assert job.command[0] == "transformer-lib" and main(list(job.command[1:])) == 0
+        recipes[job.name] = json.loads(job.result.read_text("utf-8"))["recipe"]
+    assert len(recipes) == len(jobs) == 9
+    assert recipes["300-model.dropout=0.3"]["model"]["dropout"] == 0.3
+    assert recipes["300-vocab_size=360"]["vocab_size"] == 360
+    assert recipes["400-copies=4"]["copies"] == 4
+    assert recipes["all-model.dropout=0.1"]["max_pairs"] == 600  # the tiny recipe's
 
 
 def test_the_predictions_are_of_rows_and_signs_of_the_paper():

@@ -250,7 +250,8 @@ def ablate(
     data_dir = Path(data_dir or out / "data")
     if not (data_dir / "data.json").exists():
         prepare(base.corpus, data_dir, base.vocab_size, base.kind, base.max_length,
-                max_words=base.max_words, max_pairs=base.max_pairs)  # fmt: skip
+                max_words=base.max_words, max_pairs=base.max_pairs,
+                sample=base.sample, copies=base.copies)  # fmt: skip
     corpus = load_prepared(data_dir).data["corpus"]  # with --data: not the recipe's
     pairs = list(_within(load_corpus(corpus, split).pairs, base.max_words))
     pairs = pairs[:: math.ceil(len(pairs) / sentences)]  # of every part of the text
