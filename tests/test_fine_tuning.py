@@ -2,11 +2,13 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import sentencepiece as spm
 import torch
 
+from transformer_lib.batches import make_batch, tokenize_pairs
 from transformer_lib.command_line import main
 from transformer_lib.fine_tuning import (
     add_pieces,
@@ -18,11 +20,15 @@ from transformer_lib.fine_tuning import (
     tag_sources,
 )
 from transformer_lib.grammar import grammar_split
+from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import load_pretrained
+from transformer_lib.speed import peak_bytes
 from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.trainer import train
+from transformer_lib.training import update
 from transformer_lib.transformer import Transformer, TransformerConfig
 
+ROOT = Path(__file__).resolve().parents[1]
 PAIRS = grammar_split("train")[:300]
 TEXT = [side for pair in PAIRS for side in pair]
 SIZES = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
@@ -161,6 +167,45 @@ def test_a_mixture_has_every_new_pair_and_the_share(tokenizer):
         mix_pairs(new, old, share=0.9)
     with pytest.raises(ValueError, match="below 1"):
         mix_pairs(new, old, share=1)
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+def cell_with(text):
+    """What a cell of the chapter defines."""
+    page = ROOT / "notebooks" / "20_fine_tuning.ipynb"
+    cells = json.loads(page.read_text("utf-8"))["cells"]
+    (found,) = (c for c in map("".join, (c["source"] for c in cells)) if text in c)
+    names = {"torch": torch}
+    exec(found, names)
+    return names
+
+
+def an_update(group):
+    """A model after one update without dropout, and the memory at the peak of it."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 256}
+    model = Transformer(TransformerConfig(290, dropout=0.0, **sizes)).train()
+    optimizer = build_optimizer(model)
+    update(model, optimizer, group, 0.0, epsilon=0.1)  # Adam's means are made
+    peak = peak_bytes(lambda: update(model, optimizer, group, 1e-3, epsilon=0.1))
+    return model, peak
+
+
+def test_small_batches_added_up_are_the_same_update_in_less_memory(tokenizer):
+    """Half of `max_tokens`, twice `accumulate`: gradients, weights, measured peak."""
+    kept = cell_with("def kept(")["kept"]
+    data = tokenize_pairs(PAIRS[:48], tokenizer)
+    whole = [make_batch(data, range(48))]
+    parts = [make_batch(data, range(i, i + 12)) for i in range(0, 48, 12)]
+    (once, high), (added, low) = map(an_update, (whole, parts))
+    for one, other in zip(once.parameters(), added.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4)
+    gradients = sum(p.numel() * 4 for p in once.parameters())
+    most = [max(kept(once, batch) for batch in group) for group in (whole, parts)]
+    assert most[1] < most[0] / 2.5 and low < high / 2
+    assert most[0] < high < 1.2 * most[0] + gradients  # what is kept explains the peak
 
 
 # --- runs -----------------------------------------------------------------------------
