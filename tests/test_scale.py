@@ -115,6 +115,16 @@ def test_the_head_names_both_scales_and_the_code_reads_them(path):
         assert ast.dump(call.args[0]) != ast.dump(call.args[1]), "both are the same"
 
 
+@pytest.mark.parametrize("name", UNSCALED)
+def test_a_page_of_one_scale_says_so(name):
+    cells = cells_of(f"??_{name}")
+    box = next(c["source"] for c in cells[:9] if "> **Time**" in c["source"])
+    assert "This page computes the same at any scale and needs no GPU." in box
+    for cell in cells:
+        own = cell["cell_type"] == "code" and not cell["source"].startswith("#| export")
+        assert not (own and "by_scale(" in cell["source"]), cell["id"]
+
+
 def test_how_to_read_tells_of_the_scale_and_of_colab():
     text = (ROOT / "book" / "how_to_read.md").read_text("utf-8")
     for name in ("SCALE", "MINUTES", "DEVICE", "RUNS"):
