@@ -48,6 +48,9 @@ def _draw_attention(ax):
         ax.text(x, 0, name, ha="center", fontsize=11)
         _arrow(ax, x, 0.4, 1.0, shape)
     ax.text(3.7, 0, "V", ha="center", fontsize=11)
+    made = "$X_qW^Q_i$", "$X_{kv}W^K_i$", "$X_{kv}W^V_i$"
+    for x, of in zip((0.7, 2.1, 3.7), made, strict=True):
+        ax.text(x, -0.45, f"= {of}", ha="center", fontsize=9, color="0.35")
     _arrow(ax, 3.7, 0.4, 6.0, "(S, V)")
     steps = ("$QK^T$: all dot products", "divide by $\\sqrt{d_k}$")
     steps += ("mask (optional)", "softmax over the keys")
@@ -66,7 +69,10 @@ def _draw_multi_head(ax):
     for x, name, length, width in zip(
         (1, 3, 5), "QKV", "TSS", "KKV", strict=True
     ):
-        ax.text(x, 0, name, ha="center", fontsize=11)
+        words = "$X_q$" if name == "Q" else "$X_{kv}$"
+        ax.text(x, 0, words, ha="center", fontsize=11)
+        said = f"the paper's {name}"
+        ax.text(x, -0.45, said, ha="center", fontsize=9, color="0.35")
         _arrow(ax, x, 0.4, 1.0, f"(B, {length}, D)")
         _box(ax, x, 1.3, f"$W^{name}_i$", _GREEN, width=1.3, copies=2)
         _arrow(ax, x, 1.8, 2.9, f"(B, H, {length}, {width})")
@@ -88,12 +94,12 @@ def plot_heads():
     import matplotlib.pyplot as plt
 
     fig, (left, right) = plt.subplots(
-        1, 2, figsize=(7.6, 5.2), gridspec_kw={"width_ratios": [5, 6.4]}
+        1, 2, figsize=(7.6, 5.4), gridspec_kw={"width_ratios": [5, 6.4]}
     )
     _draw_attention(left)
     _draw_multi_head(right)
     for ax, width in ((left, 4.8), (right, 6.4)):
-        ax.set(xlim=(-0.1, width), ylim=(-0.2, 7.4))
+        ax.set(xlim=(-0.1, width), ylim=(-0.55, 7.4))
         ax.axis("off")
     return fig
 
