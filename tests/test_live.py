@@ -236,6 +236,7 @@ def build(folder, pyodide):
     (source / "book").mkdir(parents=True)
     (source / "transformer_lib").mkdir()
     (source / "transformer_lib/__init__.py").write_text("")
+    (source / "transformer_lib/some.json").write_text("[1]")
     (source / "index.ipynb").write_text(json.dumps(notebook))
     (source / "book/how_to_read.md").write_text("# How\n")
     if pyodide:
@@ -246,6 +247,7 @@ def build(folder, pyodide):
         "extensions": ["myst_nb", "live"],
         "nb_execution_mode": "off",
         "live_pages": {"index": []},
+        "live_files": ["some.json"],
         "exclude_patterns": ["_build"],
     }
     with contextlib.redirect_stderr(io.StringIO()):
@@ -261,7 +263,9 @@ def test_with_pyodide_cells_are_live(tmp_path):
     assert page.count('class="cell live ') == 1 and "live.js" in page
     assert (tmp_path / "html/_static/pyodide/pyodide.asm.wasm").exists()
     served = json.loads((tmp_path / "html/_static/live.json").read_text("utf-8"))
-    assert set(served) == {"live_runner.py", "transformer_lib/__init__.py"}
+    library = {f"transformer_lib/{name}" for name in ("__init__.py", "some.json")}
+    assert set(served) == {"live_runner.py", *library}
+    assert served["transformer_lib/some.json"] == "[1]"
     assert "live.js" not in (tmp_path / "html/book/how_to_read.html").read_text()
 
 
@@ -282,6 +286,13 @@ def test_served_modules_are_all_that_the_chapter_imports(page):
     }
     served = {name.replace(".", "/") for name in CONFIG["live_pages"][page]}
     assert needed - {"__init__"} == served
+
+
+def test_the_record_that_cells_read_is_served():
+    live = [text for page in PAGES.values() for text in live_cells(page)]
+    assert any("read_sentence()" in text for text in live)
+    assert CONFIG["live_files"] == ["evidence/sentence.json"]
+    assert (ROOT / "transformer_lib" / CONFIG["live_files"][0]).exists()
 
 
 def test_pyodide_is_locked_and_not_committed():

@@ -165,10 +165,14 @@ def test_figures_have_words(path):
         ),
         ("#| exporti figures.x\ndef _box(): ...", "a tool of the figures: _box"),
         ("#| exporti\ndef _check_size(): ...", "the guard _check_size"),
+        ("#| export figures.x\nA = 1\ndef a(): ...\ndef b_figure(): ...",
+         "a tool of the figures: b_figure and more"),
+        ("from x import map_figure\n\nmap_figure()", "how the figure is drawn"),
+        ("#@title How it was chosen\nx = 1", "how it was chosen"),
         ("%matplotlib inline\nx = 1", "the code"),
         ("not python", "the code"),
     ],
-)
+)  # fmt: skip
 def test_a_fold_says_what_is_inside(source, words, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
     from literate import inside

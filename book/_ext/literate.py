@@ -19,7 +19,8 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 DIRECTIVE = re.compile(r"^\s*#\s*(\||@title\b).*$")
-DRAWS = re.compile(r"plt\.show\(|^InteractiveFigure\(", re.MULTILINE)
+TITLE = re.compile(r"(?m)^#\s*@title\s+(.+)$")
+DRAWS = re.compile(r"plt\.show\(|^(InteractiveFigure|\w+_figure)\(", re.MULTILINE)
 CHAPTERS = "notebooks"
 
 
@@ -82,7 +83,9 @@ def name_folds(app, doctree):
 
 
 def inside(source: str) -> str:
-    """What a cell holds, in a few words."""
+    """What a cell holds, in a few words: those of Colab's title, or of its names."""
+    if title := TITLE.search(source):
+        return title[1][0].lower() + title[1][1:]
     try:
         body = ast.parse(re.sub(r"(?m)^\s*[%!].*$", "", source)).body
     except SyntaxError:
@@ -108,13 +111,15 @@ def inside(source: str) -> str:
         return "how the figure is drawn"
     if checks or not names:
         return "the code" + (f" of {' and '.join(checks)}" if checks else "")
+    more = " and more" if names[1:] else ""
     if "#| export exercises" in source:
-        return f"a tool of the checks: {names[0]}"
+        return f"a tool of the checks: {names[0]}{more}"
     if re.search(r"#\| exporti? figures", source):
-        return f"a tool of the figures: {names[0]}"
+        shown = next((n for n in names if n.endswith("_figure")), names[0])
+        return f"a tool of the figures: {shown}{more}"
     if names[0].startswith("_check_"):
         return f"the guard {names[0]}" + (" and another" if names[1:] else "")
-    return f"the code of {names[0]}" + (" and more" if names[1:] else "")
+    return f"the code of {names[0]}{more}"
 
 
 def called(decorator: ast.expr) -> str:

@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# %% ../../notebooks/01_hello.ipynb #27e2cba3
+
 class Mistake(Exception):
     """Something is wrong with an answer; the message says what."""
 
@@ -38,7 +38,7 @@ def expect(condition: object, message: str) -> None:
     if not condition:
         raise Mistake(message)
 
-# %% ../../notebooks/01_hello.ipynb #ef61c059
+
 @dataclass(frozen=True)
 class Verdict:
     """What a check found: true in an ``if`` when the answer passed."""
@@ -53,7 +53,7 @@ class Verdict:
         word = "Passed" if self.passed else "Not yet"
         return textwrap.fill(f"{word}: {self.message}", width=76)
 
-# %% ../../notebooks/01_hello.ipynb #b95d1dc9
+
 MOST_LINES = 1_000_000  # that an answer may run in one call
 MOST_SECONDS = 10  # for the same, where its lines call others that take long
 
@@ -109,7 +109,7 @@ def jumps_to_itself(code: types.CodeType) -> bool:
     steps = dis.get_instructions(code)
     return any(step.opcode in jumps and step.argval == step.offset for step in steps)
 
-# %% ../../notebooks/01_hello.ipynb #10372faa
+
 def watched(answer: object) -> object:
     """Make a function complain when it has no result or no end; pass others on."""
     kinds = (types.FunctionType, types.MethodType, functools.partial)
@@ -132,7 +132,7 @@ def watched(answer: object) -> object:
 
     return wrapper
 
-# %% ../../notebooks/01_hello.ipynb #16d3194b
+
 def exercise_check(success: str) -> Callable:
     """Decorator: a check becomes a function that returns a ``Verdict``.
 
@@ -162,7 +162,7 @@ def exercise_check(success: str) -> Callable:
 
     return decorate
 
-# %% ../../notebooks/01_hello.ipynb #5dfb6e8f
+
 def describe(error: Exception) -> str:
     """One kind sentence about an error that an answer raised."""
     line = ""

@@ -16,7 +16,7 @@ from random import Random
 from .check import exercise_check, expect
 from ..hello import attention, dot, softmax, transpose
 
-# %% ../../notebooks/01_hello.ipynb #6bf4c268
+
 def same(got: list[float], wanted: list[float], tolerance: float = 1e-6) -> bool:
     """Whether two lists of numbers agree."""
     pairs = zip(got, wanted, strict=False)
@@ -27,7 +27,7 @@ def blend(weights: list[float], values: list[list[float]]) -> list[float]:
     """The weighted sum of the values."""
     return [dot(weights, list(column)) for column in zip(*values, strict=True)]
 
-# %% ../../notebooks/01_hello.ipynb #a0a01d23
+
 @exercise_check("One query, scaled, weighed and blended. That is a row of attention.")
 def check_attend(attend: Callable) -> None:
     """Random queries, keys and values; then the usual wrong results."""
@@ -56,7 +56,7 @@ def divide(scores: list[float], by: float) -> list[float]:
     """All scores divided by one number."""
     return [score / by for score in scores]
 
-# %% ../../notebooks/01_hello.ipynb #bfea09bd
+
 @exercise_check("One number changed, and Hello looks where you want it to.")
 def check_steer(steer: Callable) -> None:
     """Several targets, with the chapter's words and matrices, and with another Wq."""
@@ -130,7 +130,7 @@ def explain_weight(got: float, target: float, apart: float, ours: bool) -> None:
         f"Hello gives World the weight {got:.4f}; it should be {target}.",
     )
 
-# %% ../../notebooks/01_hello.ipynb #919c6b27
+
 @exercise_check("Every word looks back only, and every row sums to one.")
 def check_causal(causal_weights: Callable) -> None:
     """Small tables, and the usual ways to let the future in."""
@@ -176,7 +176,7 @@ def check_causal_row(i: int, row: list, scores: list, by_column: list) -> None:
     right = softmax(scores[: i + 1]) + [0.0] * (3 - i)
     expect(same(row, right), f"Row {i} is {row}; it should be {right}.")
 
-# %% ../../notebooks/01_hello.ipynb #15c6e018
+
 @exercise_check("One pass, no overflow. FlashAttention rests on this.")
 def check_running(running_softmax: Callable) -> None:
     """Rising and falling scores, read once; then huge ones."""

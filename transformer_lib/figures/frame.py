@@ -14,7 +14,6 @@ import html
 import io
 import json
 
-# %% ../../notebooks/01_hello.ipynb #e0e2e276
 FIGURE_STYLE = """
 .interactive-figure { line-height: 1.4; max-width: 46rem; font-size: .95rem;
   --blue: color-mix(in srgb, #0072b2 75%, currentColor);
@@ -53,7 +52,7 @@ html[data-theme=dark] .bd-content div.cell_output .text_html.text_html:has(
 .interactive-figure p { margin: .3rem 0; min-height: 2.8em; }
 """
 
-# %% ../../notebooks/01_hello.ipynb #8ddba6a4
+
 _FIGURE_SCRIPT = r"""
 const make = (tag, props, ...kids) => {
   const e = Object.assign(document.createElement(tag), props || {});
@@ -196,7 +195,7 @@ for (const root of document.querySelectorAll(SELECTOR)) {
 }
 """
 
-# %% ../../notebooks/01_hello.ipynb #0b4a6142
+
 class InteractiveFigure:
     """A figure that answers: controls to set, and parts that say what they are.
 

@@ -21,7 +21,7 @@ KINDS = {  # of attention: what it is, and how its queries are headed
     "cross": ("across, from German to English", "query: to write"),
 }
 
-# %% ../../notebooks/01_hello.ipynb #e349c713
+
 def read_sentence() -> dict:
     """The record of the book's sentence inside the model that ships.
 
@@ -65,7 +65,7 @@ def words_of(side: dict) -> list[str]:
     pieces = pieces_of(side)
     return ["".join(pieces[i] for i in group) for group in side["words"]]
 
-# %% ../../notebooks/01_hello.ipynb #908c7d64
+
 def between_words(
     weights: list[list[float]], queries: list[list[int]], keys: list[list[int]]
 ) -> list[list[float]]:
@@ -148,7 +148,7 @@ return {
 };
 """
 
-# %% ../../notebooks/01_hello.ipynb #6b2ca4bd
+
 SENTENCE_STYLE = """
 .interactive-figure svg.sentence { display: block; width: 100%; max-width: 30rem; }
 .sentence text { font-size: 15px; } .sentence .side { font-size: 11.5px; }
@@ -175,7 +175,7 @@ def pointing_style(places: int) -> str:
             )
     return "\n".join(rules)
 
-# %% ../../notebooks/01_hello.ipynb #f1db7254
+
 def still_lines(queries: list, keys: list, weights: list[list[float]], asks: str):
     """The same as a Matplotlib figure, for where no scripts run."""
     import matplotlib.pyplot as plt
@@ -195,7 +195,7 @@ def still_lines(queries: list, keys: list, weights: list[list[float]], asks: str
     ax.axis("off")
     return figure
 
-# %% ../../notebooks/01_hello.ipynb #7f8edd67
+
 def attention_figure(record: dict | None = None, kind: str = "encoder"):
     """Trained attention on the book's sentence: point at a word, and its lines thicken.
 
@@ -259,7 +259,7 @@ const xy = (degrees, percent) => [205 + 8 * (degrees - 6), 175 - 2 * (percent - 
 const [qx, qy] = place(hour, length), [ox, oy] = xy(mean(1), mean(2));
 const corners = data.readings.map(r => xy(r[1], r[2]));
 const keys = data.readings.map(([h], i) => {
-  const [x, y] = place(h, 2), [u, v] = place(h, 2.75);
+  const [x, y] = place(h, 2), [u, v] = place(h, 3.2);
   return `<line class="key" x1="90" y1="95" x2="${x}" y2="${y}"/><g data-say="Key `
     + `${h} h: its score is ${scores[i].toFixed(2)}."><circle class="dot" cx="${x}" `
     + `cy="${y}" r="7"/><text x="${u}" y="${v + 5}" text-anchor="middle">${h} h</text>`
@@ -279,10 +279,10 @@ const rows = data.readings.map(([h], i) => `<div class="reading" data-say="${h} 
   + `${100 * weights[i]}%"></span></span><b>${weights[i].toFixed(2)}</b></div>`);
 const answer = `${mean(1).toFixed(1)} °C, ${mean(2).toFixed(0)} % humidity`;
 return {
-  html: `<svg class="lookup" viewBox="0 0 360 200" fill="currentColor">`
+  html: `<svg class="lookup" viewBox="0 0 360 208" fill="currentColor">`
     + `<rect class="field" data-drag x="4" y="9" width="172" height="172" rx="8"/>`
-    + `<text class="side" x="90" y="196" text-anchor="middle">query and keys</text>`
-    + `<text class="side" x="272" y="196" text-anchor="middle">values and output</text>`
+    + `<text class="side" x="90" y="203" text-anchor="middle">query and keys</text>`
+    + `<text class="side" x="272" y="203" text-anchor="middle">values and output</text>`
     + `<path class="area" d="M${corners.map(c => c.join(" ")).join("L")}Z"/>`
     + `${keys.join("")}${values.join("")}`
     + `<line class="query" x1="90" y1="95" x2="${qx}" y2="${qy}"/>`
@@ -320,7 +320,7 @@ _LOOKUP_STYLE = """
   background: var(--orange); }
 """
 
-# %% ../../notebooks/01_hello.ipynb #0abe3375
+
 def lookup_figure() -> InteractiveFigure:
     """A query to drag among three keys: scores, weights, and the blend of the values.
 
@@ -348,7 +348,7 @@ def lookup_figure() -> InteractiveFigure:
     blend = [sum(w * r[k] for w, r in pairs) for k in (1, 2)]
     right.plot(*blend, "o", color="C1", ms=10)
     for h, *value in readings:
-        right.annotate(f"{h} h", value)
+        right.annotate(f"{h} h", value, xytext=(5, 5), textcoords="offset points")
     right.set(xlabel="temperature (°C)", ylabel="humidity (%)")
     controls = {
         "hour": {"label": "query: hour", "values": hours, "start": start["hour"]},
