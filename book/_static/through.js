@@ -144,6 +144,14 @@ export class Model {
     if (step.columns) return `${step.title}, “${this.piece(step.rows, i)}” → “${this.piece(step.columns, j)}”${head}`;
     return `“${this.piece(step.rows, i)}”: ${step.title}, number ${j + 1}`;
   }
+
+  // A learned number in words: which table, row and column.
+  sayLearned(name, [row, column]) {
+    const table = name.replace(/\.weight$/, "").split(".").slice(-2).join(".");
+    if (this.shape(name)[0] === this.vocabulary.length)
+      return `learned: row of “${this.piece("vocabulary", row)}” (id ${row}) in ${table}, number ${column + 1}`;
+    return `learned: ${table} [${column === undefined ? row + 1 : `${row + 1}, ${column + 1}`}]`;
+  }
 }
 
 // --- the figure -------------------------------------------------------------------------
@@ -217,8 +225,9 @@ export function show(box, model) {
     }
     const width = all ? shape[1] / all : shape[1], first = all ? state.head * width : 0;
     const found = Array.from({ length: width }, (_, k) => [[row, first + k], model.number(name, row, first + k), String(k + 1)]);
-    if (columns !== "vocabulary") return found;
+    if (columns !== "vocabulary" && !step().relu) return found;
     found.sort((a, b) => b[1] - a[1]);
+    if (step().relu) return found; // most are zero: those that are on come first
     return found.slice(0, WORDS).map(([at, value]) => [at, value, model.piece(columns, at[1])]);
   }
 
@@ -243,7 +252,7 @@ export function show(box, model) {
     if (all) heads.prepend(make("span", {}, "head"));
     const piece = model.piece(rows, state.row[rows]), found = cells(), shape = model.shape(name);
     const row = state.row[rows], known = kind === "embed" ? ` “${piece}” has the id ${model.ids[rows][row]}: its row in the table.` : "";
-    const whole = kind === "linear" && step().relu ? `${WHAT.linear} Below zero it becomes zero.` : WHAT[kind] + known;
+    const whole = kind === "linear" && step().relu ? `${WHAT.linear} Below zero it becomes zero. The largest come first.` : WHAT[kind] + known;
     told.textContent = `${whole} ${columns ? `A bar is for one ${columns === "vocabulary" ? "piece that could come next" : "piece looked at"}`
       : `${found.length} numbers of “${piece}”`}; press one to see its sum.`;
     now.textContent = "";
@@ -276,13 +285,14 @@ export function show(box, model) {
 
   // A factor of a term: a number of a step can be pressed, to go down to its own sum.
   function factor(one) {
-    let text = written(one.value), name = one.text;
+    let text = written(one.value), name = /^position/.test(one.text) ? one.text : undefined;
+    if (one.text && !name && one.text !== "−1") name = `${one.text} = ${text}`;
     if (one.of) name = model.say(...one.of);
-    if (one.learned) name = `learned: ${one.learned.split(".").slice(-3).join(".")} [${one.at.map(i => i + 1).join(", ")}]`;
+    if (one.learned) name = model.sayLearned(one.learned, one.at);
     if (one.power) text = `e^(${text} − ${written(model.sum(state.path.at(-1).name, state.path.at(-1).at).most)})`;
     if (one.gap !== undefined) text = `(${text} − ${written(one.gap)})²`;
     const signs = one.under ? "÷ " : "× ";
-    if (!one.of) return { signs, part: make("span", { title: name ?? "" }, one.text && !one.text.startsWith("position") ? `${one.text}` : text), name };
+    if (!one.of) return { signs, part: make("span", { title: name ?? "" }, one.text && name !== one.text ? one.text : text), name };
     const button = make("button", { type: "button", "aria-label": `${text}: ${name}`, title: name, "data-step": one.of[0],
       click: () => down(one.of) }, text);
     return { signs, part: button, name };
