@@ -1,15 +1,19 @@
 """Chapter 11: loss, schedule and optimizer against torch, and the exercises' checks."""
 
 import math
+import re
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.nn.functional as F
+from figures import check_figure, figure_in, said, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from transformer_lib.exercises import objective as checks
+from transformer_lib.figures.frame import InteractiveFigure
 from transformer_lib.objective import (
     build_optimizer,
     chunked_cross_entropy,
@@ -32,6 +36,50 @@ def batch(shape, seed, pad_id):
     target[torch.arange(T) >= length] = pad_id
     target[0, 0] = (pad_id + 1) % V  # at least one real token
     return logits, target
+
+
+# --- the smoothed target, in the page -------------------------------------------------
+
+
+def asked_for(way, V, epsilon):
+    """What the right word, another one and padding get."""
+    if way == "a":
+        return 1 - epsilon + epsilon / V, epsilon / V, epsilon / V
+    share = epsilon / (V - 1 if way == "b" else V - 2)
+    return 1 - epsilon, share, share if way == "b" else 0.0
+
+
+def test_the_smoothed_target_says_what_is_asked_for(browser, tmp_path):
+    """Each convention, by buttons and sliders; the floor is torch's lowest loss."""
+    names = {"plt": plt, "InteractiveFigure": InteractiveFigure}
+    names["smoothed_truth"] = lambda *settings: torch.full((8,), 0.1).numpy()
+    figure = figure_in("11_objective", names, "TARGET = ")
+    check_figure(browser, tmp_path, figure, [(".right", "fill"), (".other", "fill")])
+    with shown(browser, tmp_path, figure, width=1000) as page:
+        epsilon, words = (
+            page.get_by_role("slider", name=name) for name in ("epsilon", "words")
+        )
+        for way in "abc":
+            page.get_by_role("button", name=f"convention ({way})").click()
+            for key, e in (("Home", 0.0), ("ArrowRight", 0.02), ("End", 0.8)):
+                for other, V in (("Home", 5), ("End", 40)):
+                    epsilon.press(key if other == "Home" else "Shift")
+                    words.press(other)
+                    text = said(page).split("=")[1]
+                    found = [float(x) for x in re.findall(r"\d+\.\d+", text)]
+                    right, rest, padding = asked_for(way, V, e)
+                    q = torch.tensor([padding, rest, rest, right] + [rest] * (V - 4))
+                    floor = torch.special.entr(q.double()).sum().item()
+                    wanted = [right, rest, padding, floor]
+                    assert found == pytest.approx(wanted, abs=6e-4), (way, e, V)
+                    assert page.locator("svg rect").count() == V
+                    assert math.isclose(q.sum().item(), 1, abs_tol=1e-6)
+                    if way == "a":
+                        theirs = F.cross_entropy(
+                            q[None].log().clamp(min=-80), torch.tensor([3]),
+                            label_smoothing=e,
+                        )  # fmt: skip
+                        assert found[3] == pytest.approx(theirs.item(), abs=6e-4)
 
 
 # --- the loss -------------------------------------------------------------------------
@@ -88,9 +136,7 @@ def test_flat_targets_and_half_precision():
     torch.manual_seed(0)
     logits, target = torch.randn(6, 9), torch.randint(1, 9, (6,))
     flat = label_smoothed_cross_entropy(logits, target, 0.1)
-    shaped = label_smoothed_cross_entropy(
-        logits.view(2, 3, 9), target.view(2, 3), 0.1
-    )
+    shaped = label_smoothed_cross_entropy(logits.view(2, 3, 9), target.view(2, 3), 0.1)
     torch.testing.assert_close(flat, shaped)
     low = label_smoothed_cross_entropy(logits.bfloat16(), target, 0.1)
     assert low.dtype == torch.float32 and abs(low - flat) < 0.05
