@@ -133,7 +133,7 @@ class Decoder(nn.Module):
     """A stack of decoder layers; with pre-norm, a last normalization.
 
     Args:
-        num_layers: N, the number of layers.
+        num_layers: L, the number of layers.
         d_model: Width.
         num_heads: Number of heads.
         d_ff: Width of the feed-forward networks.
