@@ -211,6 +211,7 @@ def test_a_sum_with_a_term_left_out_does_not_add_up(model):
 def test_nothing_is_loaded_before_the_click(browser, address):
     someone = Person(browser, address)
     someone.page.get_by_role("button", name="Open every number").wait_for()
+    assert not someone.page.get_by_text("still", exact=True).count()  # nor said twice
     assert not [url for url in someone.asked if re.search(r"\.bin|\.json", url)]
     someone.context.close()
 

@@ -299,10 +299,13 @@ class Through(SphinxDirective):
                 f"The numbers of “{word}” as colored strips, one above the other, from "
                 "the sum of word and position through every sublayer of the encoder.",
             )
-        words = "" if state else (
-            "The figure would open here: this copy of the book was built without "
+        words = (
+            "With JavaScript, in a page that a server sends (make serve starts one), "
+            "every number can be opened here."
+            if state
+            else "The figure would open here: this copy of the book was built without "
             "ONNX Runtime, which npm fetches, and so without the file of weights."
-        )  # fmt: skip
+        )
         html = f'<div class="through"{data}>{picture}<p>{words}</p></div>'
         return [nodes.raw("", html, format="html")]
 

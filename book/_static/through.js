@@ -389,5 +389,6 @@ if (box) {
       going = start.disabled = false;
     }
   } }, "Open every number");
+  box.querySelector("p")?.remove(); // what is said where no scripts run
   box.append(start, status);
 }
