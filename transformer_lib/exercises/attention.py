@@ -15,7 +15,7 @@ import torch
 from ..attention import scaled_dot_product_attention
 from .check import exercise_check, expect
 
-# %% ../../notebooks/02_attention.ipynb #5884931e
+
 def same(got, wanted) -> bool:
     """Whether two tensors have one shape and, to 1e-4, the same numbers."""
     return (
@@ -48,7 +48,7 @@ def compare(got, right, wrongs: dict, otherwise: str) -> None:
     )
     expect(False, otherwise)
 
-# %% ../../notebooks/02_attention.ipynb #94e4c259
+
 def attend_mistakes(query, key, value) -> dict:
     """What the usual mistakes in equation 1 give."""
     scores = query @ key.transpose(-2, -1)
@@ -79,7 +79,7 @@ def attend_mistakes(query, key, value) -> dict:
         ),
     }
 
-# %% ../../notebooks/02_attention.ipynb #1a2f2d21
+
 @exercise_check(
     "Your output equals the book's, also with batch and heads in front."
 )
@@ -113,7 +113,7 @@ def check_attend(attend):
         expect(False, said)
     expect(same(got, scaled_dot_product_attention(query, key, value)[0]), said)
 
-# %% ../../notebooks/02_attention.ipynb #738f1725
+
 def masked_mistakes(scores, mask) -> dict:
     """What the usual mistakes with a mask give."""
     lowest = torch.finfo(scores.dtype).min
@@ -136,7 +136,7 @@ def masked_mistakes(scores, mask) -> dict:
         "too.": scores.masked_fill(~mask, lowest).softmax(-1),
     }
 
-# %% ../../notebooks/02_attention.ipynb #73af34ba
+
 @exercise_check(
     "Hidden keys get nothing, empty rows are zero, and no NaN anywhere."
 )
@@ -174,7 +174,7 @@ def check_masked_softmax(masked_softmax):
         "the softmax. Fill with the smallest finite number instead.",
     )
 
-# %% ../../notebooks/02_attention.ipynb #652564d5
+
 @exercise_check(
     "Equal to autograd. Saturated weights get no gradient, as you can see."
 )
@@ -206,7 +206,7 @@ def check_softmax_backward(softmax_backward):
     )
     compare(softmax_backward(w, grad), right, wrongs, said)
 
-# %% ../../notebooks/02_attention.ipynb #0cba7358
+
 @exercise_check("Every position looks at the one before it.")
 def check_previous_word(previous_word):
     """Check queries and keys that make attention copy the word before."""

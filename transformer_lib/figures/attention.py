@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .frame import InteractiveFigure
 
-# %% ../../notebooks/02_attention.ipynb #74c35bde
+
 def plot_matrix(
     matrix,
     row_labels=None,
@@ -85,7 +85,7 @@ def plot_matrix(
         ax.figure.colorbar(image, ax=ax, label=colorbar_label)
     return ax
 
-# %% ../../notebooks/02_attention.ipynb #5e4a1c07
+
 def plot_lookup(query, keys, weights, labels: list[str], word: str):
     """Draw a query times each key, number by number, and beside it score and weight.
 
@@ -125,7 +125,7 @@ def plot_lookup(query, keys, weights, labels: list[str], word: str):
     right.spines[["top", "right", "bottom"]].set_visible(False)
     return fig
 
-# %% ../../notebooks/02_attention.ipynb #7a14038d
+
 def _as_matrix(matrix, row_labels=None, column_labels=None) -> np.ndarray:
     """A tensor, array or list of lists as an array that fits its labels.
 
@@ -221,7 +221,7 @@ def _softmax_states(
             rows[-1].append({"scores": scores, "states": states})
     return rows
 
-# %% ../../notebooks/02_attention.ipynb #8d917b3e
+
 _SOFTMAX_PICTURE = r"""
 const d_k = data.widths[state.d_k], name = data.divisors[state.divisor];
 const {scores, states} = data.rows[state.query][state.d_k];
@@ -256,8 +256,9 @@ _SOFTMAX_STYLE = """
 .interactive-figure .keys > div { flex: 1; min-width: 1.9rem; display: flex;
   flex-direction: column; align-items: center; font-size: .8em;
   font-variant-numeric: tabular-nums; }
-.interactive-figure .room { height: 7rem; width: 70%; display: flex;
-  align-items: flex-end; border-bottom: 1px solid currentColor; }
+.interactive-figure .room { height: 5rem; width: 70%; display: flex;
+  align-items: flex-end; border: 1px solid var(--line);
+  border-bottom-color: currentColor; }
 .interactive-figure .weight { width: 100%; background: var(--blue); }
 .interactive-figure p.rows { min-height: 0; font-size: .85em; }
 .interactive-figure .meter { display: grid; gap: .6rem; align-items: center;
@@ -269,7 +270,7 @@ _SOFTMAX_STYLE = """
   grid-template-columns: 5.5rem 1fr 6.5rem; gap: .4rem; } }
 """
 
-# %% ../../notebooks/02_attention.ipynb #bb675191
+
 def softmax_figure(
     queries: int = 5, keys: int = 10, seed: int = 0
 ) -> InteractiveFigure:
@@ -312,7 +313,7 @@ def softmax_figure(
         f"Weights of ten keys for one query at d_k = 64: {said}.", _SOFTMAX_STYLE,
     )  # fmt: skip
 
-# %% ../../notebooks/02_attention.ipynb #96221817
+
 def temperature_figure(
     query: Tensor, key: Tensor, temperatures: list[float], states: list
 ) -> InteractiveFigure:
