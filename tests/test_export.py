@@ -512,13 +512,13 @@ def test_marian_and_back_is_the_same_model(heads, width, layers, bias):
 
 
 @pytest.mark.parametrize("change, telling", [
-    ({"activation_function": "swish"}, "activation_function='swish'"),
+    ({"activation_function": "gelu_new"}, "activation_function='gelu_new'"),
     ({"scale_embedding": False}, "scale_embedding=False"),
-    ({"decoder_start_token_id": PAD}, "decoder_start_token_id=0"),
+    ({"decoder_start_token_id": 9}, "decoder_start_token_id=9"),
     ({"decoder_layers": 1}, "decoder_layers=1"),
 ])  # fmt: skip
 def test_other_marians_are_refused(change, telling):
-    """Such as those of the hub: another activation, a start by the padding symbol."""
+    """Another activation than we have, another start than BOS or the padding."""
     from transformers import MarianMTModel
 
     model, _ = small_model()
@@ -527,11 +527,51 @@ def test_other_marians_are_refused(change, telling):
         _marian_model(twin)
 
 
-def test_marian_with_biases_at_its_output_is_refused():
-    twin = to_marian(small_model()[0])
-    twin.final_logits_bias += 1
-    with pytest.raises(ValueError, match="biases at its output"):
-        _marian_model(twin)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swish"])
+@pytest.mark.parametrize("start", [BOS, PAD])
+def test_a_marian_like_those_of_the_hub(activation, start, tmp_path):
+    """Random weights of transformers' own: logits, gradients, and back again."""
+    from transformers import MarianMTModel
+
+    sizes = {"d_model": 24, "num_heads": 3, "num_layers": 2, "d_ff": 40, "dropout": 0.0}
+    changes = {"activation_function": activation, "decoder_start_token_id": start}
+    torch.manual_seed(1)
+    config = _marian_config(TransformerConfig(50, **sizes), **changes)
+    twin = MarianMTModel(config)
+    twin.final_logits_bias.normal_()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    ours = _marian_model(twin.eval())
+    assert ours.config.activation == activation and ours.config.output_bias
+    src, tgt = torch.randint(4, 50, (2, 3, 6))
+    src[0, 4:] = PAD
+    first = torch.full((3, 1), start)
+    theirs = twin(src, attention_mask=src != PAD,
+                  decoder_input_ids=torch.cat([first, tgt], 1)).logits  # fmt: skip
+    logits = ours(src, torch.cat([torch.full((3, 1), BOS), tgt], 1))
+    keep = [i for i in range(50) if i != BOS]  # never said
+    torch.testing.assert_close(logits[..., keep], theirs[..., keep])
+    for one in (logits, theirs):
+        one[..., 5:].log_softmax(-1)[..., 7].sum().backward()
+    places, order = dict(twin.named_parameters()), _sines_first(24)
+    for name, tensor, axes in _marian_places(ours):
+        grad = tensor.grad
+        for axis in axes:
+            grad = grad.index_select(axis, order)
+        found = places[name].grad
+        if name == "model.shared.weight":  # the start stands in another row
+            grad, found = grad[4:], found[4:]
+        torch.testing.assert_close(grad, found, atol=1e-5, rtol=1e-4)
+    again = _marian_model(to_marian(ours)).state_dict()
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(again[name], tensor), name
+    again = to_marian(ours)  # and from files
+    again.save_pretrained(tmp_path)
+    loaded = MarianMTModel.from_pretrained(tmp_path, local_files_only=True)
+    assert torch.equal(loaded.final_logits_bias, twin.final_logits_bias) or start == PAD
+    assert torch.equal(loaded.final_logits_bias[0], ours.output.bias)
 
 
 def test_what_is_no_marian_is_refused(tmp_path):

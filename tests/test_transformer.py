@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_lib.batches import Batch
 from transformer_lib.decoder import causal_mask
 from transformer_lib.encoder import torch_names
 from transformer_lib.exercises import transformer as exercises
+from transformer_lib.training import BatchLoss
 from transformer_lib.transformer import (
     Transformer,
     TransformerConfig,
@@ -110,6 +112,34 @@ def test_base_sized_stacks_equal_torch():
     src[1, 6:] = 0
     ours, theirs = hidden_states(model, torch_twin(model), src, tgt, masks=True)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swish"])
+def test_activations_and_a_bias_of_the_logits(activation):
+    """Hidden states as torch's, parameters counted; in chunks or not the same loss."""
+    model = make(activation=activation, output_bias=True).eval()
+    assert not Transformer(model.config).output.bias.any()  # it begins with zeros
+    assert count_parts(model.config)["embeddings"] == model.config.vocab_size * (
+        model.config.d_model * (1 if model.config.tie_embeddings else 3) + 1
+    )
+    src, tgt = torch.randint(4, model.config.vocab_size, (2, 3, 6))
+    ours, theirs = hidden_states(model, torch_twin(model), src, tgt, masks=True)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    batch, real = Batch(src, tgt[:, :-1], tgt[:, 1:]), torch.arange(15)
+    losses, gradients = [], []
+    for chunk in (0, 4):
+        model.zero_grad()
+        losses.append(BatchLoss(model, chunk)(batch, real, 0.1))
+        losses[-1].backward()
+        gradients.append(model.output.bias.grad.clone())
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].any()
+
+
+def test_an_unknown_activation_is_named():
+    with pytest.raises(ValueError, match="activation='tanh': must be one of"):
+        make(activation="tanh")
 
 
 def test_twin_refuses_heads_that_torch_does_not_have():

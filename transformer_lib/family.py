@@ -96,7 +96,8 @@ def _check_family(config: FamilyConfig) -> None:
             )
     paper = {f.name: getattr(config, f.name) for f in fields(TransformerConfig)}
     rotary, heads = config.positions == "rotary", config.num_heads
-    TransformerConfig(**paper | ({"positions": "learned"} if rotary else {}))
+    paper |= {"activation": "relu"} | ({"positions": "learned"} if rotary else {})
+    TransformerConfig(**paper)
     d_k = config.d_k or config.d_model // heads
     if rotary and d_k % 2:
         raise ValueError(f"d_k={d_k}: rotary positions turn pairs; give an even width.")

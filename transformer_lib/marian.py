@@ -99,7 +99,7 @@ def _marian_config(config: TransformerConfig, **changes):
         "vocab_size": config.vocab_size, "d_model": config.d_model,
         "dropout": config.dropout, "activation_dropout": 0.0,
         "attention_dropout": config.attention_dropout,
-        "activation_function": "relu", "scale_embedding": True,
+        "activation_function": config.activation, "scale_embedding": True,
         "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS,
         "decoder_start_token_id": BOS, "forced_eos_token_id": None,
         "share_encoder_decoder_embeddings": True, "tie_word_embeddings": True,
@@ -127,6 +127,8 @@ def to_marian(model: Transformer):
             for axis in axes:
                 tensor = tensor.index_select(axis, order.to(tensor.device))
             theirs[name].copy_(tensor)
+        if model.config.output_bias:
+            twin.final_logits_bias.copy_(model.output.bias)
     return twin
 
 # %% ../notebooks/22_export.ipynb #8c1e0530
@@ -136,8 +138,8 @@ def _export_marian(
     """Write a model as transformers' MarianMTModel and MarianTokenizer read it.
 
     Args:
-        model: A trained model with the paper's architecture (biases in attention or
-            not).
+        model: A trained model with the paper's architecture (biases in attention and
+            at the output or not; any activation).
         tokenizer: Its tokenizer.
         folder: Where to; an earlier export there is replaced.
 
@@ -175,6 +177,8 @@ def from_marian(
     folder: str | Path, device: str | None = None
 ) -> tuple[Transformer, Tokenizer]:
     """Load a Marian model of transformers whose architecture is the paper's.
+
+    Swish, GELU, biases at the output and a start by the padding symbol are kept.
 
     Args:
         folder: What _export_marian wrote, or save_pretrained of MarianMTModel and
@@ -220,18 +224,19 @@ def _marian_model(twin, name: str = "the model") -> Transformer:
     config = TransformerConfig(
         c.vocab_size, c.d_model, c.encoder_attention_heads, c.encoder_layers,
         c.encoder_ffn_dim, dropout=c.dropout, attention_dropout=c.attention_dropout,
-        attention_bias=True,
+        attention_bias=True, output_bias=bool(twin.final_logits_bias.any()),
+        activation=c.activation_function if c.activation_function in _ALIKE else "relu",
     )  # fmt: skip
-    model = Transformer(config)
+    model, start = Transformer(config), c.decoder_start_token_id
     for key, wanted in _marian_config(config).to_dict().items():
         got = getattr(c, key, None)
+        if key == "decoder_start_token_id" and got == PAD:
+            continue
         if key in _MUST_AGREE and got != wanted:
             raise ValueError(
                 f"{name} has {key}={got!r}; in the paper's architecture, with this "
                 f"library's ids, it is {wanted!r}."
             )
-    if twin.final_logits_bias.any():
-        raise ValueError(f"{name} has biases at its output; the paper has none.")
     back = _sines_first(c.d_model).argsort()
     theirs = dict(twin.named_parameters())
     with torch.no_grad():
@@ -240,7 +245,16 @@ def _marian_model(twin, name: str = "the model") -> Transformer:
             for axis in axes:
                 found = found.index_select(axis, back)
             tensor.copy_(found)
+        if config.output_bias:
+            model.output.bias.copy_(twin.final_logits_bias[0])
+        if start == PAD:  # our decoder begins with BOS: it shall see the same row
+            for table in (model.output.weight, model.output.bias):
+                if table is not None:
+                    table[BOS] = table[PAD]
     return model.eval()
+
+
+_ALIKE = ("relu", "gelu", "swish")  # activations that both have by these names
 
 
 _MUST_AGREE = {

@@ -271,7 +271,7 @@ def _mean_loss(
         )  # fmt: skip
     real = target != PAD
     hidden, target = hidden[real], target[real]  # (N, D), (N,)
-    if loss == "chunked":
+    if loss == "chunked" and model.output.bias is None:
         return chunked_cross_entropy(hidden, model.output.weight, target, epsilon)
     return label_smoothed_cross_entropy(model.project(hidden), target, epsilon)
 

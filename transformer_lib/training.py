@@ -137,7 +137,7 @@ class BatchLoss(nn.Module):
             hidden = self.model.decode(batch.tgt_in, memory, batch.src_ids)
         hidden = hidden.flatten(0, 1)[real]  # (B * T, D) -> (N, D): no padding
         target = batch.tgt_out.flatten()[real]  # (N,)
-        if self.chunk:
+        if self.chunk and self.model.output.bias is None:
             table = self.model.output.weight  # (V, D)
             return chunked_cross_entropy(hidden, table, target, epsilon, self.chunk)
         return label_smoothed_cross_entropy(self.model.project(hidden), target, epsilon)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .decoder import Decoder, causal_mask, padding_mask
@@ -45,6 +46,9 @@ class TransformerConfig:
         tie_embeddings: Whether both embeddings and the output projection share
             one matrix.
         pad_id: The id that pads.
+        activation: Of the feed-forward networks: "relu" as in the paper, "gelu" or
+            "swish".
+        output_bias: Whether the logits have a bias (the paper has none).
 
     Raises:
         ValueError: If a value is not allowed; the message says which are.
@@ -67,6 +71,8 @@ class TransformerConfig:
     attention_bias: bool = False
     tie_embeddings: bool = True
     pad_id: int = 0
+    activation: str = "relu"
+    output_bias: bool = False
 
     def __post_init__(self):
         _check_config(self)
@@ -101,7 +107,7 @@ class Embeddings(nn.Module):
         self.config = config
         self.src_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.tgt_embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.output = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.output = nn.Linear(config.d_model, config.vocab_size, config.output_bias)
         self.src_positions = self._positions()
         self.tgt_positions = self._positions()
         self.dropout = nn.Dropout(config.dropout)
@@ -148,7 +154,8 @@ class Transformer(Embeddings):
         names = "num_layers d_model num_heads d_ff d_k d_v dropout attention_dropout"
         stack = {name: getattr(config, name) for name in names.split()}
         stack |= {"norm_first": config.norm_first, "bias": config.attention_bias}
-        stack |= {"attention": attention}
+        activation = _ACTIVATIONS.get(config.activation, torch.relu)
+        stack |= {"attention": attention, "activation": activation}
         self.encoder, self.decoder = Encoder(**stack), Decoder(**stack)
         initialize(self)
 
@@ -230,6 +237,8 @@ def initialize(model: "Transformer") -> None:
                 nn.init.xavier_uniform_(p)
     for table in (model.src_embedding, model.tgt_embedding, model.output):
         nn.init.normal_(table.weight, std=model.config.d_model**-0.5)
+    if model.output.bias is not None:
+        nn.init.zeros_(model.output.bias)
     if model.config.tie_embeddings:
         model.tgt_embedding.weight = model.src_embedding.weight
         model.output.weight = model.src_embedding.weight
@@ -266,6 +275,9 @@ def _check_memory(memory: Tensor, src_ids: Tensor, tgt_ids: Tensor) -> None:
         )
 
 # %% ../notebooks/07_transformer.ipynb #4ef0b5c3
+_ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "swish": F.silu}
+
+
 def _check_config(config: "TransformerConfig") -> None:
     """Refuse settings from which no model can be built."""
     whole = ["vocab_size", "d_model", "num_heads", "num_layers", "d_ff", "max_length"]
@@ -279,6 +291,10 @@ def _check_config(config: "TransformerConfig") -> None:
             raise ValueError(
                 f"{name}={getattr(config, name)}: a probability, 0 or more and below 1."
             )
+    if config.activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"activation={config.activation!r}: must be one of {[*_ACTIVATIONS]}."
+        )
     if not 0 <= config.pad_id < config.vocab_size:
         raise ValueError(
             f"pad_id={config.pad_id}: must be an id of the vocabulary, "
@@ -325,8 +341,9 @@ def count_parts(config: TransformerConfig) -> dict[str, int]:
     decoder_layer = 2 * attention + feed_forward + 3 * norm
     last_norm = norm if config.norm_first else 0
     learned = config.positions == "learned"
+    tables = 1 if config.tie_embeddings else 3
     return {
-        "embeddings": config.vocab_size * d * (1 if config.tie_embeddings else 3),
+        "embeddings": config.vocab_size * (d * tables + config.output_bias),
         "encoder": config.num_layers * encoder_layer + last_norm,
         "decoder": config.num_layers * decoder_layer + last_norm,
         "positions": 2 * config.max_length * d if learned else 0,
@@ -359,7 +376,8 @@ def torch_twin(model: Transformer) -> nn.Transformer:
     sizes = (c.d_model, c.num_heads, c.num_layers, c.num_layers, c.d_ff, c.dropout)
     with warnings.catch_warnings():  # torch explains which shortcut it does not take
         warnings.simplefilter("ignore", UserWarning)
-        twin = nn.Transformer(*sizes, batch_first=True, norm_first=c.norm_first)
+        twin = nn.Transformer(*sizes, _ACTIVATIONS[c.activation], batch_first=True,
+                              norm_first=c.norm_first)  # fmt: skip
     if not c.norm_first:
         twin.encoder.norm = twin.decoder.norm = None
     state = {name: torch.zeros_like(p) for name, p in twin.state_dict().items()}
