@@ -8,6 +8,8 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/06_d
 __all__ = ['causal_mask', 'padding_mask', 'DecoderLayer', 'Decoder']
 
 # %% ../notebooks/06_decoder.ipynb #33ef7e79
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -73,6 +75,7 @@ class DecoderLayer(nn.Module):
         norm_first: True for pre-norm; the paper's post-norm is the default.
         attention_dropout: Probability with which an attention weight is dropped
             (the paper drops none).
+        activation: Of the feed-forward network; the paper has the ReLU.
         **settings: More of :class:`MultiHeadAttention` (d_k, d_v, bias, attention).
 
     Raises:
@@ -90,6 +93,7 @@ class DecoderLayer(nn.Module):
         dropout: float = 0.1,
         norm_first: bool = False,
         attention_dropout: float = 0.0,
+        activation: Callable = torch.relu,
         **settings,
     ):
         super().__init__()
@@ -99,7 +103,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention = MultiHeadAttention(  # new
             d_model, num_heads, dropout=attention_dropout, **settings
         )
-        self.feed_forward = FeedForward(d_model, d_ff)
+        self.feed_forward = FeedForward(d_model, d_ff, activation)
         self.residual_1 = Residual(d_model, dropout, norm_first)
         self.residual_2 = Residual(d_model, dropout, norm_first)
         self.residual_3 = Residual(d_model, dropout, norm_first)  # new

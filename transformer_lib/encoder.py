@@ -22,6 +22,7 @@ class FeedForward(nn.Module):
     Args:
         d_model: Width of input and output.
         d_ff: Width between the two maps.
+        activation: What stands between them; the paper has the ReLU.
 
     Raises:
         ValueError: If a width is below 1.
@@ -29,18 +30,21 @@ class FeedForward(nn.Module):
     Source: Vaswani et al. 2017, section 3.3, equation 2.
     """
 
-    def __init__(self, d_model: int, d_ff: int):
+    def __init__(
+        self, d_model: int, d_ff: int, activation: Callable = torch.relu
+    ):
         super().__init__()
         if d_model < 1 or d_ff < 1:
             raise ValueError(
                 f"d_model={d_model}, d_ff={d_ff}: both widths must be at least 1."
             )
+        self.activation = activation
         self.w_1 = nn.Linear(d_model, d_ff)
         self.w_2 = nn.Linear(d_ff, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (B, T, d_model) in and out."""
-        return self.w_2(self.w_1(x).relu())  # (B, T, D) -> (B, T, F) -> (B, T, D)
+        return self.w_2(self.activation(self.w_1(x)))  # (B, T, D -> F -> D)
 
 # %% ../notebooks/05_encoder.ipynb #33fc0c28
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
@@ -100,6 +104,7 @@ class EncoderLayer(nn.Module):
         norm_first: True for pre-norm; the paper's post-norm is the default.
         attention_dropout: Probability with which an attention weight is dropped
             (the paper drops none).
+        activation: Of the feed-forward network; the paper has the ReLU.
         **settings: More of :class:`MultiHeadAttention` (d_k, d_v, bias, attention).
 
     Raises:
@@ -117,13 +122,14 @@ class EncoderLayer(nn.Module):
         dropout: float = 0.1,
         norm_first: bool = False,
         attention_dropout: float = 0.0,
+        activation: Callable = torch.relu,
         **settings,
     ):
         super().__init__()
         self.self_attention = MultiHeadAttention(
             d_model, num_heads, dropout=attention_dropout, **settings
         )
-        self.feed_forward = FeedForward(d_model, d_ff)
+        self.feed_forward = FeedForward(d_model, d_ff, activation)
         self.residual_1 = Residual(d_model, dropout, norm_first)
         self.residual_2 = Residual(d_model, dropout, norm_first)
 
