@@ -109,7 +109,8 @@ def test_softmax_figure_answers(browser, softmax_view, tmp_path):
             bars = page.locator(".keys b").all_inner_texts()
             assert np.allclose([float(bar) for bar in bars], weights, atol=0.0051)
             heights = page.locator(".weight").evaluate_all(
-                "bars => bars.map(b => b.getBoundingClientRect().height / 112)"
+                "bars => bars.map(b => b.getBoundingClientRect().height"
+                " / b.parentElement.clientHeight)"
             )
             assert np.allclose(heights, weights, atol=0.02)
             entropy_shown, gradient_shown = page.locator(".meter b").all_inner_texts()
