@@ -49,9 +49,9 @@ from transformer_lib.marian import (
 )
 from transformer_lib.onnx_export import (
     OnnxModel,
+    OnnxSteps,
     _export_onnx,
     _in_16_bits,
-    _OnnxSteps,
     _pack_weights,
     _tokenizer_data,
 )
@@ -181,7 +181,7 @@ def test_one_sentence_without_padding(exported):
     model = exported[2]
     for src_ids in (torch.tensor([[5, EOS], [6, EOS]]), torch.tensor([[5, EOS, PAD]])):
         with pytest.raises(ValueError, match="one sentence"):
-            _OnnxSteps(model.encoder, model.session, src_ids)
+            OnnxSteps(model.encoder, model.session, src_ids)
 
 
 # --- weights --------------------------------------------------------------------------
