@@ -312,7 +312,11 @@ def test_newstest_sides_that_do_not_belong_together(monkeypatch):
         load_corpus("newstest-en-de", "test")
 
 
-@pytest.mark.parametrize("content", [newstest(2014, "de")[:-80], tgz({"a": "b"})])
+@pytest.mark.parametrize(
+    "content",
+    [newstest(2014, "de")[:-80], tgz({"a": "b"})],
+    ids=["cut short", "of other files"],  # an archive holds the time of day
+)
 def test_newstest_damaged(content, monkeypatch):
     serve(monkeypatch, content)
     with pytest.raises(CorpusUnavailable, match="cut short|holds no file like test-f"):
