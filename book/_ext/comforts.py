@@ -21,7 +21,7 @@ UNMARKED = (GLOSSARY, "book/references", "book/api/")
 LEAVE = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.math,
          nodes.math_block, nodes.raw, nodes.term)  # fmt: skip
 # Words of every day: they have the glossary's meaning in the chapters it names.
-EVERYDAY = {"memory", "temperature", "value"}
+EVERYDAY = {"key", "memory", "query", "temperature", "value"}
 
 
 # --- numbers -------------------------------------------------------------------------
