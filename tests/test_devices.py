@@ -350,7 +350,7 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "save_checkpoint load_checkpoint": "files and a model, no inputs",
     "initialize evaluating": "the model alone",
     "watching attention_as adam training_flops": "the model alone",
-    "prove to_int8": "made on the CPU",
+    "export_model prove to_int8": "made on the CPU",
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
     "grow save_start": "weights and files",

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transformer_lib.batches import tokenize_pairs
-from transformer_lib.checkpoints import checkpoint_files, step_of, write_json
+from transformer_lib.checkpoints import _checkpoint_files, _step_of, _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import whole_file
@@ -116,10 +116,10 @@ def run(asked: argparse.Namespace) -> dict:
     model, tokenizer, about = load_pretrained(asked.start, asked.device)
     before = scored(model, tokenizer, about, tests)
     curve = []
-    for path in checkpoint_files(asked.run_dir / "run"):
+    for path in _checkpoint_files(asked.run_dir / "run"):
         part = load_run(asked.run_dir / "run", asked.device, path)
         losses = {n: loss_of(part.model, tokenizer, p) for n, p in tests.items()}
-        curve.append({"step": step_of(path), **losses})
+        curve.append({"step": _step_of(path), **losses})
     last = load_run(asked.run_dir / "run", asked.device, "last")
     after = scored(last.model, tokenizer, about, tests)
     return {
@@ -172,7 +172,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     asked = arguments()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out, run(asked))
+    _write_json(asked.out, run(asked))
 
 
 if __name__ == "__main__":
