@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 from docutils import nodes
@@ -224,6 +225,7 @@ def write_trace(trace: Trace, weights: bytes, about: dict, folder: Path) -> None
     (folder / "through.json").write_text(text, encoding="utf-8")
 
 
+@cache  # asked for by the files and by the still picture
 def sentence_trace(name: str = MODEL):
     """The book's sentence through the model that ships: a Trace, and its pieces."""
     import torch
