@@ -13,7 +13,6 @@ to the same result. Writes one JSON.
 """
 
 import argparse
-import hashlib
 import lzma
 import os
 import random
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.checkpoints import _checkpoint_files, _step_of, _write_json
-from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora import _hash_pairs, load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import whole_file
 from transformer_lib.fine_tuning import fine_tuning_recipe, mix_pairs
@@ -58,11 +57,6 @@ def divided(pairs: list, sentences: int) -> tuple[list, list, list]:
     return test, valid, rest
 
 
-def hash_of(pairs: list[tuple[str, str]]) -> str:
-    text = "".join(f"{source}\t{target}\n" for source, target in pairs)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def write_text(folder: Path, splits: dict) -> dict:
     """Files of a user's, as training reads them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +80,7 @@ def scored(model, tokenizer, about: dict, tests: dict) -> dict:
             "sacreBLEU": asdict(sacre_bleu(outputs, references)),
             "chrF2": asdict(chrf(outputs, references)),
             "sentences": len(pairs),
-            "sha256": hash_of(pairs),
+            "sha256": _hash_pairs(pairs),
         }
     return found
 
@@ -134,7 +128,7 @@ def run(asked: argparse.Namespace) -> dict:
                    f"--share {asked.share} --seed {asked.seed}",
         "recipe": asdict(recipe) | {"corpus": ORIGIN, "start_from": START},
         "data": {"corpus": f"{ORIGIN} of the mixed text", "old": OLD,
-                 "train_pairs": done.data["train_pairs"], "sha256": hash_of(text)},
+                 "train_pairs": done.data["train_pairs"], "sha256": _hash_pairs(text)},
         "environment": done.environment,
         "updates": done.progress.step,
         "tokens": done.progress.tokens,
