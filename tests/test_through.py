@@ -14,6 +14,8 @@ from built import HTML, ROOT
 from test_live_pages import Reader
 from test_pages import AXE, BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 
+from transformer_lib.transformer import Transformer, TransformerConfig
+
 sys.path.append(str(ROOT / "book" / "_ext"))
 import through as made  # noqa: E402
 
@@ -141,6 +143,21 @@ def test_the_numbers_are_those_of_the_model(trace):
             found = numbers[f"{side}.layers.{i}.{name}.weights"]
             torch.testing.assert_close(found, wanted[0], atol=1e-5, rtol=1e-4)
     assert {step["kind"] for step in trace[0].steps} == KINDS
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"norm_first": True}, "post-norm alone"),
+        ({"activation": "gelu"}, "activation='gelu'"),
+        ({"output_bias": True}, "output_bias=True"),
+    ],
+)
+def test_a_model_whose_sums_are_others_is_refused(changes, why):
+    sizes = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
+    other = Transformer(TransformerConfig(20, **sizes, **changes)).eval()
+    with pytest.raises(ValueError, match=why):
+        made.Trace(other, torch.tensor([[5, 3]]), torch.tensor([[2, 6]]))
 
 
 def test_every_learned_table_is_found_in_the_file_of_weights(folder):

@@ -36,14 +36,21 @@ class Trace:
         tgt_ids: Shape (1, T), beginning with the start symbol.
 
     Raises:
-        ValueError: If the model has pre-norm.
+        ValueError: If the model has pre-norm, another activation, or a bias at the
+            output.
     """
 
     def __init__(self, model, src_ids, tgt_ids):
         import torch
 
-        if model.config.norm_first:
+        config = model.config
+        if config.norm_first:
             raise ValueError("the figure goes through the paper's post-norm alone.")
+        if config.activation != "relu" or config.output_bias:
+            raise ValueError(
+                f"activation={config.activation!r}, output_bias={config.output_bias}: "
+                "the figure's sums are those of ReLU, without a bias at the output."
+            )
         self.model, self.numbers, self.steps, self.seen = model, {}, [], {}
         hooks = [
             module.register_forward_hook(self._note(name))
