@@ -34,6 +34,7 @@ from transformer_lib.decoding import (
 from transformer_lib.exercises.decoding import (
     check_best_index,
     check_cut,
+    check_guesses,
     check_log_probability,
     check_reorder,
     check_temperature,
@@ -761,6 +762,24 @@ def scatter(keys, parents):
     return out
 
 
+def guessed(prefix=True, surplus=None, last=-1):
+    """An answer to exercise 14.6, right but for what is said."""
+
+    def keep_guesses(guesses, p, q, chances):
+        stays = [
+            chances[i] < p[i, token] / q[i, token] for i, token in enumerate(guesses)
+        ]
+        kept = sum(stays) if all(stays) or not prefix else stays.index(False)
+        if kept == len(guesses):
+            return kept, p[last]
+        if surplus:
+            return kept, surplus(p[kept], q[kept])
+        more = (p[kept] - q[kept]).clamp(min=0)
+        return kept, more / more.sum()
+
+    return keep_guesses
+
+
 def ranked(key):
     def best_index(log_probs, lengths, alpha):
         scores = [key(p, n, alpha) for p, n in zip(log_probs, lengths, strict=True)]
@@ -808,6 +827,15 @@ def ranked(key):
         (check_reorder, lambda keys, parents: keys, "stale"),
         (check_reorder, lambda keys, parents: keys[:, parents], "reordered the heads"),
         (check_reorder, scatter, "wrote rows to their parents' places"),
+        (check_guesses, guessed(prefix=False), "guessed for another text"),
+        (check_guesses, guessed(surplus=lambda p, q: p), "draw from p"),
+        (check_guesses, guessed(surplus=lambda p, q: p - q), "negative"),
+        (
+            check_guesses,
+            guessed(surplus=lambda p, q: (p - q).clamp(min=0)),
+            "divide them by their sum",
+        ),
+        (check_guesses, guessed(last=0), "last row of p"),
     ],
 )
 def test_mistakes_are_named(check, wrong, telling):

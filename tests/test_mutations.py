@@ -339,6 +339,14 @@ NAMED = {
         "divide by the length penalty",
     ),
     "14.5": ("def reorder(keys, parents):\n    return keys", "The cache is stale"),
+    "14.6": (
+        "def keep_guesses(guesses, p, q, chances):\n"
+        "    for i, token in enumerate(guesses):\n"
+        "        if chances[i] >= p[i, token] / q[i, token]:\n"
+        "            return i, p[i]\n"
+        "    return len(guesses), p[-1]",
+        "After a refusal you draw from p",
+    ),
     "9.4": (
         "def unknown_share(train, test):\n"
         "    known = {word for line in [*train, *test] for word in line.split()}\n"

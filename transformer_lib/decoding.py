@@ -1,4 +1,4 @@
-"""Greedy and beam search with the paper's length penalty, drawing, over a cache of keys and values.
+"""Greedy and beam search with the paper's length penalty, and sampling, over a cache of keys and values.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/14_decoding.html"""
 
@@ -46,7 +46,7 @@ def output_limits(src_ids: Tensor, max_extra: int) -> Tensor:
         )
     return lengths - 1 + max_extra
 
-# %% ../notebooks/14_decoding.ipynb #c51d0579
+
 def _best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The best tokens of each row, best first; of equal ones, the lower id first.
 
@@ -113,13 +113,6 @@ class FullSteps:
 _NEVER_SAID = (PAD, BOS)  # they are no words
 
 
-def _most_probable(logits: Tensor) -> Tensor:
-    """The best token of each row: (B, V) to (B,)."""
-    values, tokens = _best_tokens(logits, 1)
-    _check_finite(values)
-    return tokens[:, 0]
-
-
 @torch.inference_mode()
 def greedy_search(
     steps: "FullSteps | CachedSteps",
@@ -158,7 +151,14 @@ def greedy_search(
             outputs[row] += [token] * (token != EOS)
         going = (tokens[:, 0] != EOS) & (length < limits)
 
-# %% ../notebooks/14_decoding.ipynb #cea384fe
+
+def _most_probable(logits: Tensor) -> Tensor:
+    """The best token of each row: (B, V) to (B,)."""
+    values, tokens = _best_tokens(logits, 1)
+    _check_finite(values)
+    return tokens[:, 0]
+
+
 def _check_finite(logits: Tensor) -> None:
     """Refuse logits from which nothing can be chosen, rather than choose at random.
 
@@ -170,51 +170,6 @@ def _check_finite(logits: Tensor) -> None:
             "the model's logits are NaN or infinite: its weights are damaged, or its "
             "training diverged. Load it again, or take an earlier checkpoint."
         )
-
-# %% ../notebooks/14_decoding.ipynb #e650039d
-class _Cache:
-    """The keys and values of one attention, for all tokens read so far."""
-
-    def __init__(self):
-        self.k = self.v = None  # (B, H, room, K), (B, H, room, V)
-        self.length = 0
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values of new tokens; give all of them.
-
-        Args:
-            k: Shape (B, H, new, K).
-            v: Shape (B, H, new, V).
-
-        Returns:
-            Keys and values, shapes (B, H, length, K) and (B, H, length, V).
-        """
-        start, self.length = self.length, self.length + k.shape[2]
-        if self.k is None or self.length > self.k.shape[2]:
-            self.k, self.v = self._larger(self.k, k), self._larger(self.v, v)
-        self.k[:, :, start : self.length] = k
-        self.v[:, :, start : self.length] = v
-        return self.k[:, :, : self.length], self.v[:, :, : self.length]
-
-    def _larger(self, old: Tensor | None, new: Tensor) -> Tensor:
-        room = max(64, 2 * self.length)
-        larger = new.new_empty(*new.shape[:2], room, new.shape[3])
-        if old is not None:
-            larger[:, :, : old.shape[2]] = old
-        return larger
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these sentences only."""
-        for name, x in (("k", self.k), ("v", self.v)):
-            x[: len(rows), :, : self.length] = x[:, :, : self.length][rows]
-            setattr(self, name, x[: len(rows)])
-
-    def pick(self, places: Tensor) -> None:
-        """Keep these tokens only, by their places, shape (B, n)."""
-        self.length = places.shape[1]
-        index = places[:, None, :, None].expand(-1, self.k.shape[1], -1, -1)
-        for x in (self.k, self.v):
-            x[:, :, : self.length] = x.gather(2, index.expand(-1, -1, -1, x.shape[3]))
 
 # %% ../notebooks/14_decoding.ipynb #065a9986
 class CachedSteps:
@@ -289,7 +244,82 @@ class CachedSteps:
             if cache.length:
                 cache.keep(rows)
 
+
+class _Cache:
+    """The keys and values of one attention, for all tokens read so far."""
+
+    def __init__(self):
+        self.k = self.v = None  # (B, H, room, K), (B, H, room, V)
+        self.length = 0
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of new tokens; give all of them.
+
+        Args:
+            k: Shape (B, H, new, K).
+            v: Shape (B, H, new, V).
+
+        Returns:
+            Keys and values, shapes (B, H, length, K) and (B, H, length, V).
+        """
+        start, self.length = self.length, self.length + k.shape[2]
+        if self.k is None or self.length > self.k.shape[2]:
+            self.k, self.v = self._larger(self.k, k), self._larger(self.v, v)
+        self.k[:, :, start : self.length] = k
+        self.v[:, :, start : self.length] = v
+        return self.k[:, :, : self.length], self.v[:, :, : self.length]
+
+    def _larger(self, old: Tensor | None, new: Tensor) -> Tensor:
+        room = max(64, 2 * self.length)
+        larger = new.new_empty(*new.shape[:2], room, new.shape[3])
+        if old is not None:
+            larger[:, :, : old.shape[2]] = old
+        return larger
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences only."""
+        for name, x in (("k", self.k), ("v", self.v)):
+            x[: len(rows), :, : self.length] = x[:, :, : self.length][rows]
+            setattr(self, name, x[: len(rows)])
+
+    def pick(self, places: Tensor) -> None:
+        """Keep these tokens only, by their places, shape (B, n)."""
+        self.length = places.shape[1]
+        index = places[:, None, :, None].expand(-1, self.k.shape[1], -1, -1)
+        for x in (self.k, self.v):
+            x[:, :, : self.length] = x.gather(2, index.expand(-1, -1, -1, x.shape[3]))
+
 # %% ../notebooks/14_decoding.ipynb #4b3704ef
+@torch.inference_mode()
+def greedy_decode(
+    model: Transformer,
+    src_ids: Tensor,
+    max_extra: int = 50,
+    no_repeat_ngram_size: int = 0,
+) -> list[list[int]]:
+    """Translate by taking the most probable token at each step.
+
+    Args:
+        model: A trained model; evaluated without dropout, then left as it was.
+        src_ids: int64, shape (B, S), each row ended by the end symbol and padded.
+        max_extra: How many tokens an output may have beyond the tokens of its source.
+        no_repeat_ngram_size: No run of so many tokens is written twice; 0 allows all.
+
+    Returns:
+        For each row the ids of the output, without start and end symbols.
+
+    Raises:
+        ValueError: If a setting is not allowed, or a source is only padding.
+        FloatingPointError: If the model's logits are NaN or infinite.
+
+    Source: Vaswani et al. 2017, section 6.1 (the limit on the length).
+    """
+    src_ids = src_ids.to(model.device)
+    limits = output_limits(src_ids, max_extra)  # (B,)
+    with evaluating(model):
+        return greedy_search(_steps(model, src_ids, no_repeat_ngram_size), limits)
+
+
 class _NoRepeat:
     """Steps that offer no token that would end a run of n tokens for the second time.
 
@@ -335,37 +365,7 @@ def _steps(model: Transformer, src_ids: Tensor, no_repeat_ngram_size: int = 0):
     steps = CachedSteps(model, src_ids)
     return _NoRepeat(steps, no_repeat_ngram_size) if no_repeat_ngram_size else steps
 
-# %% ../notebooks/14_decoding.ipynb #48c13750
-@torch.inference_mode()
-def greedy_decode(
-    model: Transformer,
-    src_ids: Tensor,
-    max_extra: int = 50,
-    no_repeat_ngram_size: int = 0,
-) -> list[list[int]]:
-    """Translate by taking the most probable token at each step.
-
-    Args:
-        model: A trained model; evaluated without dropout, then left as it was.
-        src_ids: int64, shape (B, S), each row ended by the end symbol and padded.
-        max_extra: How many tokens an output may have beyond the tokens of its source.
-        no_repeat_ngram_size: No run of so many tokens is written twice; 0 allows all.
-
-    Returns:
-        For each row the ids of the output, without start and end symbols.
-
-    Raises:
-        ValueError: If a setting is not allowed, or a source is only padding.
-        FloatingPointError: If the model's logits are NaN or infinite.
-
-    Source: Vaswani et al. 2017, section 6.1 (the limit on the length).
-    """
-    src_ids = src_ids.to(model.device)
-    limits = output_limits(src_ids, max_extra)  # (B,)
-    with evaluating(model):
-        return greedy_search(_steps(model, src_ids, no_repeat_ngram_size), limits)
-
-# %% ../notebooks/14_decoding.ipynb #ad823f05
+# %% ../notebooks/14_decoding.ipynb #c277fb55
 def _continuations(
     logits: Tensor, log_probs: Tensor, beam_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -395,7 +395,7 @@ def _continuations(
     parents = order // tokens.shape[2]
     return ends, values, parents, tokens.flatten(1).gather(1, order)
 
-# %% ../notebooks/14_decoding.ipynb #c277fb55
+
 def _among_best(ends: Tensor, values: Tensor, beam_size: int) -> Tensor:
     """Which ends are among the beam_size best of all candidates.
 
@@ -425,7 +425,7 @@ def length_penalty(length: int, alpha: float) -> float:
     """
     return ((5 + length) / 6) ** alpha
 
-
+# %% ../notebooks/14_decoding.ipynb #b6296829
 @dataclass(frozen=True)
 class Hypothesis:
     """One translation that a search found.
@@ -441,7 +441,7 @@ class Hypothesis:
     score: float
     log_prob: float
 
-# %% ../notebooks/14_decoding.ipynb #b6296829
+
 def _to_beat(found: list[Hypothesis], beam_size: int, n_best: int) -> float:
     """The score that a sentence must exceed to be of use."""
     if beam_size == 1 and found:
@@ -471,7 +471,7 @@ def _put_aside(
         found[i].append(Hypothesis(tokens, p / penalty, p))
         found[i].sort(key=lambda hypothesis: -hypothesis.score)
 
-# %% ../notebooks/14_decoding.ipynb #bbec5455
+
 _WIDEST_BEAM = 1000
 
 
@@ -585,7 +585,7 @@ def beam_search(
         steps = _steps(model, src_ids, no_repeat_ngram_size)
         return search(steps, limits, beam_size, alpha, n_best)
 
-# %% ../notebooks/14_decoding.ipynb #a4c9bd39
+
 @torch.inference_mode()
 def force_score(
     model: Transformer, src_ids: Tensor, tgt_ids_list: Sequence[Sequence[int]]
@@ -618,23 +618,7 @@ def force_score(
     real = (torch.arange(width) < lengths[:, None]).to(picked.device)  # (B, T)
     return picked.masked_fill(~real, 0).sum(dim=1).tolist()
 
-# %% ../notebooks/14_decoding.ipynb #40eabcfe
-def _group_by_length(
-    lengths: Sequence[int], max_tokens: int, max_sentences: int = 128
-) -> list[list[int]]:
-    """Indices in groups of similar length, each padded to at most max_tokens.
 
-    A sentence that is longer than the budget makes a group of its own.
-    """
-    groups: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        size = len(groups[-1]) + 1 if groups else math.inf
-        if size > max_sentences or size * lengths[i] > max_tokens:
-            groups.append([])
-        groups[-1].append(i)
-    return groups
-
-# %% ../notebooks/14_decoding.ipynb #15a7cc69
 def decode_rows(
     model: Transformer,
     rows: Sequence[Sequence[int]],
@@ -675,6 +659,22 @@ def decode_rows(
         for i, hypotheses in zip(chosen, found, strict=True):
             out[i] = hypotheses
     return out
+
+
+def _group_by_length(
+    lengths: Sequence[int], max_tokens: int, max_sentences: int = 128
+) -> list[list[int]]:
+    """Indices in groups of similar length, each padded to at most max_tokens.
+
+    A sentence that is longer than the budget makes a group of its own.
+    """
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        size = len(groups[-1]) + 1 if groups else math.inf
+        if size > max_sentences or size * lengths[i] > max_tokens:
+            groups.append([])
+        groups[-1].append(i)
+    return groups
 
 # %% ../notebooks/14_decoding.ipynb #85463f81
 def filter_logits(

@@ -7,7 +7,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/14_d
 # %% auto #0
 __all__ = ['speculative_decode']
 
-# %% ../notebooks/14_decoding.ipynb #b214b31e
+# %% ../notebooks/14_decoding.ipynb #89ed1a89
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,7 +26,7 @@ from transformer_lib.decoding import (
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, evaluating
 
-# %% ../notebooks/14_decoding.ipynb #30a33f55
+
 class _Chain(CachedSteps):
     """Cached steps of one sentence that read several tokens at once, and go back."""
 

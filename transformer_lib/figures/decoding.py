@@ -7,7 +7,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/14_d
 # %% auto #0
 __all__ = ['TreeNode', 'trace_beam', 'beam_figure']
 
-# %% ../../notebooks/14_decoding.ipynb #dcb0ff95
+# %% ../../notebooks/14_decoding.ipynb #3f6280c1
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,9 +22,9 @@ from transformer_lib.decoding import (
     output_limits,
     search,
 )
-from transformer_lib.figures.frame import InteractiveFigure
-from transformer_lib.tokenizer import BOS, EOS
-from transformer_lib.transformer import Transformer, evaluating
+from .frame import InteractiveFigure
+from ..tokenizer import BOS, EOS
+from ..transformer import Transformer, evaluating
 
 
 class _Recorder:
@@ -45,7 +45,7 @@ class _Recorder:
     def keep(self, rows):
         self.steps.keep(rows)
 
-# %% ../../notebooks/14_decoding.ipynb #21c5c669
+
 @dataclass(frozen=True)
 class TreeNode:
     """One way to go on that a search weighed.
@@ -65,7 +65,7 @@ class TreeNode:
     score: float
     fate: str
 
-# %% ../../notebooks/14_decoding.ipynb #8279e5bb
+
 def _beam_tree(
     levels: list, beam_size: int, alpha: float, limit: int
 ) -> list[list[TreeNode]]:
@@ -108,7 +108,7 @@ def _beam_tree(
         alive = [where[place] for place in range(len(going))]
     return tree
 
-# %% ../../notebooks/14_decoding.ipynb #82986809
+
 @torch.inference_mode()
 def trace_beam(
     model: Transformer,
@@ -141,7 +141,7 @@ def trace_beam(
         search(steps, limits, beam_size, alpha)
     return _beam_tree(steps.levels, beam_size, alpha, int(limits[0]))
 
-# %% ../../notebooks/14_decoding.ipynb #25b8a59c
+
 def _winning_path(tree: list[list[TreeNode]]) -> set[tuple[int, int]]:
     """The (step, place) of each candidate on the way to the best finished one."""
     ends = [(c.score, t, i) for t, level in enumerate(tree)
@@ -172,7 +172,7 @@ def _draw_tree(ax, tree: list[list[TreeNode]], piece: Callable[[int], str]) -> N
     ax.set(yticks=range(0, -lowest, -1), yticklabels=range(1, lowest + 1))
     ax.set_ylabel("rank")
 
-# %% ../../notebooks/14_decoding.ipynb #212eb4c5
+
 _TREE_PICTURE = r"""
 const tree = data.trees[state.beam], last = tree.length - 1;
 const step = Math.min(state.step, last), shown = tree.slice(0, step + 1);
@@ -240,7 +240,7 @@ _TREE_STYLE = """
 .interactive-figure .tree .finished text { font-weight: 700; }
 """
 
-# %% ../../notebooks/14_decoding.ipynb #f5fef508
+
 def beam_figure(
     trees: dict[int, list[list[TreeNode]]], piece: Callable[[int], str]
 ) -> InteractiveFigure:
