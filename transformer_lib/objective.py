@@ -41,30 +41,6 @@ def _loss_and_gradient_(
     return loss
 
 # %% ../notebooks/11_objective.ipynb #59f33674
-class _SmoothedLoss(torch.autograd.Function):
-    """Mean smoothed cross-entropy of rows; its gradient is computed on the way."""
-
-    @staticmethod
-    def forward(ctx, logits, target, real, epsilon, gradient):
-        """(N, V), (N,) and (N,) bool to a scalar."""
-        kind = torch.promote_types(logits.dtype, torch.float32)
-        diff = logits.to(kind, copy=True)  # (N, V)
-        target = target.masked_fill(~real, 0)  # any id will do there
-        count = real.sum().clamp(min=1)
-        loss = _loss_and_gradient_(diff, target, epsilon, gradient)  # (N,)
-        if gradient:
-            ctx.save_for_backward(diff.to(logits.dtype), real, count)
-        return loss.masked_fill(~real, 0).sum() / count
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        """Probabilities minus the smoothed truth, for each real row."""
-        diff, real, count = ctx.saved_tensors
-        weight = (real * (grad / count)).to(diff.dtype)[:, None]  # (N, 1)
-        return diff * weight, None, None, None, None
-
-# %% ../notebooks/11_objective.ipynb #48c66626
 def label_smoothed_cross_entropy(
     logits: Tensor, target: Tensor, epsilon: float = 0.1, pad_id: int = 0
 ) -> Tensor:
@@ -93,7 +69,31 @@ def label_smoothed_cross_entropy(
     gradient = torch.is_grad_enabled()
     return _SmoothedLoss.apply(rows, target, target != pad_id, epsilon, gradient)
 
-# %% ../notebooks/11_objective.ipynb #25cb1027
+
+class _SmoothedLoss(torch.autograd.Function):
+    """Mean smoothed cross-entropy of rows; its gradient is computed on the way."""
+
+    @staticmethod
+    def forward(ctx, logits, target, real, epsilon, gradient):
+        """(N, V), (N,) and (N,) bool to a scalar."""
+        kind = torch.promote_types(logits.dtype, torch.float32)
+        diff = logits.to(kind, copy=True)  # (N, V)
+        target = target.masked_fill(~real, 0)  # any id will do there
+        count = real.sum().clamp(min=1)
+        loss = _loss_and_gradient_(diff, target, epsilon, gradient)  # (N,)
+        if gradient:
+            ctx.save_for_backward(diff.to(logits.dtype), real, count)
+        return loss.masked_fill(~real, 0).sum() / count
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        """Probabilities minus the smoothed truth, for each real row."""
+        diff, real, count = ctx.saved_tensors
+        weight = (real * (grad / count)).to(diff.dtype)[:, None]  # (N, 1)
+        return diff * weight, None, None, None, None
+
+
 def _check_loss_inputs(logits: Tensor, target: Tensor, epsilon: float) -> None:
     """Refuse an impossible epsilon, or a target that does not fit the logits.
 
@@ -114,6 +114,46 @@ def _check_loss_inputs(logits: Tensor, target: Tensor, epsilon: float) -> None:
         )
 
 # %% ../notebooks/11_objective.ipynb #c136b6b3
+def chunked_cross_entropy(
+    hidden: Tensor, table: Tensor, target: Tensor, epsilon: float = 0.1,
+    rows: int = 256,
+) -> Tensor:  # fmt: skip
+    """Smoothed cross-entropy of hidden states, without ever holding all logits.
+
+    The same value and gradients as label_smoothed_cross_entropy(hidden @ table.T, ...).
+    Under autocast the products are computed in its type and the rest in float32.
+
+    Args:
+        hidden: Shape (N, d_model): states of real tokens only, no padding.
+        table: Shape (V, d_model): the output projection.
+        target: int64, shape (N,).
+        epsilon: Share of the target that is spread over all V entries, in [0, 1).
+        rows: How many tokens at a time.
+
+    Returns:
+        A scalar: the mean, in nats; zero if there are no tokens.
+
+    Raises:
+        ValueError: If shapes do not fit, rows is below 1 or epsilon is not allowed.
+
+    Source: Vaswani et al. 2017, section 5.4; Hsu et al. 2024 for the chunks.
+    """
+    if rows < 1 or hidden.dim() != 2 or target.shape != hidden.shape[:1]:
+        raise ValueError(
+            f"hidden {tuple(hidden.shape)}, target {tuple(target.shape)}, rows={rows}: "
+            "give (N, d_model), (N,) and at least one row at a time."
+        )
+    if table.dim() != 2 or table.shape[1] != hidden.shape[1] or not 0 <= epsilon < 1:
+        raise ValueError(
+            f"table {tuple(table.shape)}, epsilon={epsilon}: give (V, "
+            f"{hidden.shape[1]}), and an epsilon of at least 0 and below 1."
+        )
+    if not len(hidden):
+        return hidden.sum()
+    gradient = torch.is_grad_enabled()
+    return _ChunkedLoss.apply(hidden, table, target, epsilon, rows, gradient)
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """Logits, smoothed loss and both gradients, some rows at a time."""
 
@@ -168,46 +208,6 @@ class _ChunkedLoss(torch.autograd.Function):
         if grad.device.type != "cpu" or grad != 1:  # one pass less over the table
             found = (x * grad.to(x.dtype) for x in found)
         return *found, None, None, None, None
-
-# %% ../notebooks/11_objective.ipynb #ad769c72
-def chunked_cross_entropy(
-    hidden: Tensor, table: Tensor, target: Tensor, epsilon: float = 0.1,
-    rows: int = 256,
-) -> Tensor:  # fmt: skip
-    """Smoothed cross-entropy of hidden states, without ever holding all logits.
-
-    The same value and gradients as label_smoothed_cross_entropy(hidden @ table.T, ...).
-    Under autocast the products are computed in its type and the rest in float32.
-
-    Args:
-        hidden: Shape (N, d_model): states of real tokens only, no padding.
-        table: Shape (V, d_model): the output projection.
-        target: int64, shape (N,).
-        epsilon: Share of the target that is spread over all V entries, in [0, 1).
-        rows: How many tokens at a time.
-
-    Returns:
-        A scalar: the mean, in nats; zero if there are no tokens.
-
-    Raises:
-        ValueError: If shapes do not fit, rows is below 1 or epsilon is not allowed.
-
-    Source: Vaswani et al. 2017, section 5.4; Hsu et al. 2024 for the chunks.
-    """
-    if rows < 1 or hidden.dim() != 2 or target.shape != hidden.shape[:1]:
-        raise ValueError(
-            f"hidden {tuple(hidden.shape)}, target {tuple(target.shape)}, rows={rows}: "
-            "give (N, d_model), (N,) and at least one row at a time."
-        )
-    if table.dim() != 2 or table.shape[1] != hidden.shape[1] or not 0 <= epsilon < 1:
-        raise ValueError(
-            f"table {tuple(table.shape)}, epsilon={epsilon}: give (V, "
-            f"{hidden.shape[1]}), and an epsilon of at least 0 and below 1."
-        )
-    if not len(hidden):
-        return hidden.sum()
-    gradient = torch.is_grad_enabled()
-    return _ChunkedLoss.apply(hidden, table, target, epsilon, rows, gradient)
 
 # %% ../notebooks/11_objective.ipynb #f083292b
 def build_optimizer(model: nn.Module, fused: bool = True) -> torch.optim.Adam:
