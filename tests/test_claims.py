@@ -81,7 +81,7 @@ def test_nothing_typed_twice_is_called_proved():
 
 
 def test_every_record_is_on_the_page_of_evidence():
-    page = (ROOT / "notebooks" / "31_evidence.ipynb").read_text("utf-8")
+    page = (ROOT / "notebooks" / "32_evidence.ipynb").read_text("utf-8")
     folder = ROOT / "transformer_lib" / "evidence"
     files = {p.relative_to(folder).as_posix()[:-5] for p in folder.rglob("*.json")}
     listed = set(re.findall(r'"    \\"([\w/-]+)\\": \(', page))
@@ -94,7 +94,7 @@ def test_every_record_is_on_the_page_of_evidence():
 
 def test_benchmarks_lead_with_equal_batches():
     """What the page of evidence says of a record comes from like beside like first."""
-    cells = json.loads((ROOT / "notebooks" / "31_evidence.ipynb").read_text("utf-8"))
+    cells = json.loads((ROOT / "notebooks" / "32_evidence.ipynb").read_text("utf-8"))
     (source,) = ("".join(cell["source"]) for cell in cells["cells"]
                  if "ENTRIES = {" in "".join(cell["source"]))  # fmt: skip
     names: dict = {}

@@ -494,7 +494,7 @@ SAID = {
 }
 SHORT = set(  # seconds of work: a GPU would wait more than it computes
     "00_why 01_hello 02_attention 03_multihead 04_positions 05_encoder 06_decoder "
-    "07_transformer 11_objective 30_errata".split()
+    "07_transformer 11_objective 30_errata 31_bugs".split()
 )
 COMPARED = {  # compared or counted, with inputs on the CPU
     "ours = build_model(FamilyConfig(50, **sizes, cross_attention=True))",

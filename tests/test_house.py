@@ -62,7 +62,7 @@ IDEAS = {
     "family": "FamilyConfig",
     "long_text": "attention_reading_once",
     "batches": "TokenPairs",
-    "errata": "_Exhibit",
+    "bugs": "_Exhibit",
     "speed": "race",
     "objective": "label_smoothed_cross_entropy",
 }

@@ -26,6 +26,7 @@ UNSCALED = (
     "command_line",
     "shipped_model",
     "errata",
+    "bugs",
     "evidence",
 )
 SCALED = sorted(
