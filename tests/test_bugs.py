@@ -317,7 +317,7 @@ def printed():
     """What the cell with the claim prints."""
     names = {n: v for n, v in vars(bugs).items() if not n.startswith("__")}
     sources = ["".join(c["source"]) for c in CELLS if c["cell_type"] == "code"]
-    (source,) = [s for s in sources if re.search(r"\bown = ", s)]
+    (source,) = [s for s in sources if re.search(r"\bown = \(", s)]
     with contextlib.redirect_stdout(io.StringIO()) as text:
         exec(source, names)
     return text.getvalue()

@@ -225,6 +225,19 @@ EQUIVALENT = {
         "out = p.scatter(0, order, kept)": "every entry is written over",
     },
     "29.1": {"both = torch.logaddexp(log_2, log_1)": "a + b is b + a"},
+    "30.2": {
+        "products = [a * b for a, b in zip(key, query, strict=True)]": (
+            "a product does not depend on which factor comes first"
+        ),
+        "for kept in product([1, 0], repeat=len(products)):": (
+            "the same ways, in another order"
+        ),
+        "total = sum((on * p for on, p in zip(products, kept, strict=True)))": (
+            "a product does not depend on which factor comes first"
+        ),
+        "if abs(total - claimed) <= 0.005:": "sums are not half a unit off",
+        "if abs(claimed - total) < 0.005:": "the difference goes through abs",
+    },
     "31.1": {
         "if (attend(other)[:, :t] - before[:, :t]).abs().max() >= 1e-06:": (
             "rounding is never exactly 1e-6"
