@@ -65,12 +65,12 @@ from training import (
 
 from transformer_lib import trainer
 from transformer_lib import training as library
-from transformer_lib.batches import make_batch, pack, plan_batches, plan_packed
+from transformer_lib.batches import make_batch, pack, plan_batches
 from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.objective import build_optimizer
-from transformer_lib.prepared import load_prepared
+from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD, UNK
@@ -321,7 +321,7 @@ def contend(asked) -> None:
     """One contender in a process of its own: a round for each number that it reads."""
     sys.path.append(str(INSTALLED))
     torch.set_num_threads(asked.threads)
-    ready = load_prepared(asked.data)
+    ready = Prepared.load(asked.data)
     config = TransformerConfig(
         ready.tokenizer.vocab_size, **SIZES[asked.size], dropout=DROPOUT
     )
@@ -358,7 +358,7 @@ def division(ready, feed: str, max_tokens: int) -> list[list[int]]:
     if feed == "by length":
         return plan_batches(ready.train, max_tokens, seed=0, epoch=0)
     if feed == "packed":
-        return plan_packed(ready.train, max_tokens, seed=0, epoch=0)
+        return plan_batches(ready.train, max_tokens, seed=0, epoch=0, packed=True)
     return list(plans(ready.train, max_tokens).values())[1]
 
 
@@ -430,7 +430,7 @@ def race(names, folder: Path, rounds: list[dict], log: Path, asked) -> list[dict
     Returns:
         All rounds: what each contender did, by its name.
     """
-    plan = division(load_prepared(folder), "by length", asked.max_tokens)
+    plan = division(Prepared.load(folder), "by length", asked.max_tokens)
     most = min(asked.max_rounds, (len(plan) - 1) // asked.updates)
     with contextlib.ExitStack() as stack:
         going = {}
@@ -771,7 +771,7 @@ def training(names, place: Path, asked) -> tuple:
     """The prepared text of a size, and all rounds of it; measured now if asked for."""
     folder, pieces = place / asked.size, PIECES[asked.size]
     if (folder / "data").is_dir():
-        ready = load_prepared(folder / "data")
+        ready = Prepared.load(folder / "data")
     else:
         pairs = pairs_of(asked.corpus, count_of(asked))
         if pairs is None:

@@ -28,7 +28,7 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.prepared import _sample_pairs, prepare
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import Tokenizer
-from transformer_lib.wmt import _open_tar_member, clean_wmt, miniature
+from transformer_lib.wmt import _clean_wmt, _open_tar_member, miniature
 
 
 def stage(function, *arguments) -> dict:
@@ -74,9 +74,9 @@ def stages(pairs: list, folder: Path, vocab_size: int, tokenizer=None) -> tuple:
     archives, valid = miniature(pairs, folder / "in"), pairs[:500]
     text, found = folder / "text", {}
     found["unpack and clean"] = stage(
-        clean_wmt, "en-de", text, archives, folder / "in", valid, False
+        _clean_wmt, "en-de", text, archives, folder / "in", valid, False
     )
-    corpus = clean_wmt("en-de", text, archives, folder / "in", valid, False)
+    corpus = _clean_wmt("en-de", text, archives, folder / "in", valid, False)
     if tokenizer is None:
         tokenizer = folder / "tokenizer.model"
         found["learn the vocabulary"] = stage(learn, corpus, vocab_size, tokenizer)

@@ -35,11 +35,11 @@ from transformer_lib.ablations import (
     _scaled,
     _sign_agreement,
     _t_quantile,
+    _table_text,
     _within_t,
     ablate,
     compare,
     table,
-    table_text,
     variation,
 )
 from transformer_lib.command_line import main
@@ -50,7 +50,7 @@ from transformer_lib.exercises.ablations import (
     check_ranks,
 )
 from transformer_lib.files import claimed
-from transformer_lib.prepared import load_prepared, prepare
+from transformer_lib.prepared import Prepared, prepare
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
 from transformer_lib.tokenizer import BOS, EOS
@@ -258,7 +258,7 @@ def test_text_is_prepared_as_the_recipe_cuts_it(tmp_path):
     base = tiny(sample=0.1, copies=2, max_steps=1, warmup=1)
     (result,) = ablate(base, tmp_path, ["base"], device="cpu", sentences=10, show=False)
     assert result["recipe"]["sample"] == 0.1 and result["recipe"]["copies"] == 2
-    ready = load_prepared(tmp_path / "data")
+    ready = Prepared.load(tmp_path / "data")
     assert len(ready.train) == 2 * ready.data["train_pairs"]
 
 
@@ -339,7 +339,7 @@ def test_table_over_seeds():
     assert lines[0]["perplexity"] == 11.0 and lines[0]["bleu"] == 6.0
     assert lines[0]["perplexity_spread"] == pytest.approx(math.sqrt(2))
     assert math.isnan(lines[1]["perplexity_spread"]) and lines[1]["seeds"] == 1
-    text = table_text(lines)
+    text = _table_text(lines)
     assert "11.00 ± 1.41" in text and "4.92   25.8" in text
     widths = {len(line) for line in text.splitlines()[2:]}
     assert len(widths) == 1  # the columns are straight

@@ -15,7 +15,6 @@ from transformer_lib.figures.looking_inside import (
 )
 from transformer_lib.looking_inside import (
     Attention,
-    by_words,
     look,
 )
 from transformer_lib.runs import load_pretrained
@@ -115,7 +114,7 @@ def write_page(path, *views, style=""):
 
 def test_click_and_keys(browser, pair, tmp_path):
     """From file://, twice in one page, on a phone: every button does what it says."""
-    merged = by_words(pair)
+    merged = pair.by_words()
     first = AttentionView(pair, "cross", layer=1, word=1)
     views = (first, AttentionView(merged, "encoder"), first)
     address = write_page(tmp_path / "page.html", *views)

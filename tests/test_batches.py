@@ -14,15 +14,14 @@ from transformer_lib.batches import (
     TokenPairs,
     _fill,
     _fill_rows,
+    _flatten,
     _id_type,
+    _join_pairs,
     batches,
-    flatten,
-    join_pairs,
     make_batch,
     pack,
     pad,
     plan_batches,
-    plan_packed,
     tokenize_pairs,
 )
 from transformer_lib.exercises.batches import (
@@ -42,7 +41,7 @@ ROWS = st.lists(st.tuples(ROW, ROW), min_size=1, max_size=30)
 
 def token_pairs(rows):
     source, target = zip(*rows, strict=True)
-    return TokenPairs(*flatten(source, V), *flatten(target, V))
+    return TokenPairs(*_flatten(source, V), *_flatten(target, V))
 
 
 def some_pairs(n=200, seed=0, longest=30):
@@ -81,18 +80,18 @@ def test_index_out_of_range():
 )  # fmt: skip
 def test_the_smallest_type_that_holds_the_vocabulary(size, wanted):
     assert _id_type(size) == np.dtype(wanted)
-    flat, _ = flatten([[size - 1, 0]], size)
+    flat, _ = _flatten([[size - 1, 0]], size)
     assert flat.tolist() == [size - 1, 0] and flat.dtype == np.dtype(wanted)
 
 
 @pytest.mark.parametrize("wrong", [-1, 70_000, 2**40])
 def test_an_id_outside_the_vocabulary_is_named_not_wrapped(wrong):
     with pytest.raises(ValueError, match=f"row 1 has the id {wrong}: .* 0 to 65535"):
-        flatten([[5], [7, wrong], [8]], 65_536)
+        _flatten([[5], [7, wrong], [8]], 65_536)
 
 
 def test_flatten_of_nothing():
-    flat, offsets = flatten([], 10)
+    flat, offsets = _flatten([], 10)
     assert len(flat) == 0 and offsets.tolist() == [0]
 
 
@@ -186,7 +185,7 @@ def test_little_padding():
 
 
 def test_no_pairs_no_batches():
-    empty = TokenPairs(*flatten([], V), *flatten([], V))
+    empty = TokenPairs(*_flatten([], V), *_flatten([], V))
     assert plan_batches(empty, 10) == []
 
 
@@ -407,8 +406,8 @@ def test_check_where_names(wrong, said):
 def test_joined_pairs_come_after_the_pairs_and_keep_their_sides_together():
     rows = [[10 + i] * (1 + i % 4) for i in range(40)]
     targets = [[60 + i] * (1 + i % 3) for i in range(40)]
-    pairs = TokenPairs(*flatten(rows, 200), *flatten(targets, 200))
-    joined = join_pairs(pairs, share=0.5, max_length=9, seed=3)
+    pairs = TokenPairs(*_flatten(rows, 200), *_flatten(targets, 200))
+    joined = _join_pairs(pairs, share=0.5, max_length=9, seed=3)
     assert 40 < len(joined) <= 60
     for i in range(40):
         assert [list(side) for side in joined[i]] == [rows[i], targets[i]]
@@ -417,11 +416,11 @@ def test_joined_pairs_come_after_the_pairs_and_keep_their_sides_together():
         parts = list(dict.fromkeys(source))  # in order; one twice in a row looks single
         assert [j + 50 for j in parts] == list(dict.fromkeys(target))
         assert 1 <= len(parts) <= 3 and max(len(source), len(target)) <= 9
-    again = join_pairs(pairs, share=0.5, max_length=9, seed=3)
+    again = _join_pairs(pairs, share=0.5, max_length=9, seed=3)
     assert all(map(np.array_equal, vars(again).values(), vars(joined).values()))
-    assert join_pairs(pairs, share=0, max_length=9) is pairs
+    assert _join_pairs(pairs, share=0, max_length=9) is pairs
     with pytest.raises(ValueError, match="share=-1"):
-        join_pairs(pairs, share=-1, max_length=9)
+        _join_pairs(pairs, share=-1, max_length=9)
 
 
 # --- packed rows ---
@@ -457,7 +456,7 @@ def test_a_long_pair_makes_its_rows_wide():
 def test_a_plan_of_packed_rows_takes_each_pair_once(rows, budget, epoch):
     """As a plain loop cuts the same order: a batch ends where one side is over."""
     pairs = token_pairs(rows)
-    plan = [part.tolist() for part in plan_packed(pairs, budget, 3, epoch)]
+    plan = plan_batches(pairs, budget, 3, epoch, packed=True)
     order = np.random.default_rng([3, epoch]).permutation(len(pairs)).tolist()
     wanted, used = [[]], [0, 0]
     for i in order:
@@ -472,6 +471,6 @@ def test_a_plan_of_packed_rows_takes_each_pair_once(rows, budget, epoch):
 
 def test_a_pair_over_the_budget_is_named_in_any_plan():
     pairs = token_pairs([([5] * 3, [6] * 2), ([5] * 12, [6] * 4)])
-    for planned in (plan_batches, plan_packed):
+    for packed in (False, True):
         with pytest.raises(ValueError, match="pair 1 has 13 tokens, more than max_tok"):
-            planned(pairs, 12)
+            plan_batches(pairs, 12, packed=packed)

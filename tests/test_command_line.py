@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from transformer_lib import command_line as cli
 from transformer_lib.command_line import _settings_asked, main
 from transformer_lib.corpora import load_corpus
-from transformer_lib.prepared import load_prepared
+from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
 from transformer_lib.trainer import _check_prepared
@@ -102,7 +102,7 @@ def test_a_recipe_is_made_fit_for_what_was_prepared(at):
     assert Recipe.load("table3-small").max_words
     asked = argparse.Namespace(recipe="table3-small", data=at / "data", set=[])
     recipe = cli._recipe_asked(asked)
-    _check_prepared(recipe, load_prepared(at / "data"), at / "data")
+    _check_prepared(recipe, Prepared.load(at / "data"), at / "data")
     assert recipe.max_words is None and recipe.vocab_size == 500
 
 
@@ -186,7 +186,7 @@ def test_what_is_written_to_keeps_its_kind_and_its_permissions(at, option, tmp_p
 DATA = ["--data", "data"]
 EARLY = {  # command, where it writes -> the rest of what is asked, and the work
     ("prepare", "--out"): (["--corpus", "grammar-en-de"], "prepared.Tokenizer.train"),
-    ("train", "--run"): (["small", *DATA, *TINY], "trainer.load_prepared"),
+    ("train", "--run"): (["small", *DATA, *TINY], "trainer.Prepared.load"),
     ("average", "--out"): (["run"], "checkpoints.average_checkpoints"),
     ("translate", "--output"): (["run", "one.en"], "translator.Translator.stream"),
     ("evaluate", "--json"): (

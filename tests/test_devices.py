@@ -6,6 +6,7 @@ import json
 import re
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -123,7 +124,7 @@ def sampled(model):
 
 
 def climb_steps(model, form):
-    steps = speed.Steps(attention="fused", loss=form, optimizer="foreach")
+    steps = speed._Steps(attention="fused", loss=form, optimizer="foreach")
     model.train()
     update = speed._trainer(model, steps)
     return [update(Batch(ids(), ids(seed=1), ids(seed=2))).item() for _ in range(2)]
@@ -236,12 +237,15 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         model_of,
         lambda m: export._token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
     ),
-    "quantized": (model_of, lambda m: cpu(speed.quantized(m))),
+    "quantized": (model_of, lambda m: cpu(speed._quantized(m))),
     "Labeller": (lambda: labeller(), lambda m: cpu(m(ids(2, 7)))),
-    "label_loss": (
+    "LabelTask.loss": (
         lambda: labeller(),
-        lambda m: labelling.label_loss(
-            m, Batch(ids(2, 7), ids(2, 4), LABELLED), TRIPLES, 0.1
+        lambda m: labelling.LabelTask.loss(
+            SimpleNamespace(table=TRIPLES),
+            m,
+            Batch(ids(2, 7), ids(2, 4), LABELLED),
+            0.1,
         ).item(),
     ),
 }
@@ -348,7 +352,7 @@ def test_text_is_brought_to_the_models_device(name, words):
 
 WITHOUT = {  # public functions that take a model and need no case, and why
     "save_checkpoint load_checkpoint": "files and a model, no inputs",
-    "initialize evaluating": "the model alone",
+    "evaluating": "the model alone",
     "watching attention_as adam training_flops": "the model alone",
     "export_model prove to_int8": "made on the CPU",
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
@@ -377,9 +381,9 @@ def test_words_are_labelled_on_the_models_device():
     sizes = [len(kind) for kind in task.kinds]
     model = labelling.Labeller(task.tokenizer.vocab_size, sizes, 32, num_heads=2,
                                num_layers=1, d_ff=64)  # fmt: skip
-    here = labelling.parse_by_labels(trees[:3], model, task)
+    here = task.parse(trees[:3], model)
     with second_device() as device:
-        there = labelling.parse_by_labels(trees[:3], model.to(device), task)
+        there = task.parse(trees[:3], model.to(device))
     assert [str(one.tree) for one in here] == [str(one.tree) for one in there]
 
 

@@ -38,7 +38,7 @@ from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.figures.diagnosis import plot_curves, plot_findings
 from transformer_lib.grammar import grammar_split
 from transformer_lib.multihead import use_attention
-from transformer_lib.prepared import load_prepared
+from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
 from transformer_lib.trainer import train
@@ -102,7 +102,7 @@ def run(healthy):
 
 @pytest.fixture(scope="module")
 def sample(healthy):
-    return make_batch(load_prepared(healthy / "data").valid, range(40))
+    return make_batch(Prepared.load(healthy / "data").valid, range(40))
 
 
 def named(findings, part):

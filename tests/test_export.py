@@ -427,7 +427,9 @@ def test_the_model_is_left_as_it_was(monkeypatch):
     model = other_model()[0].train()
     seen = []
     monkeypatch.setattr(
-        onnx_export, "to_onnx", lambda module, *rest: seen.append(module.model.training)
+        onnx_export,
+        "_to_onnx",
+        lambda module, *rest: seen.append(module.model.training),
     )
     onnx_export._graphs_of(model)
     assert seen == [False, False] and model.training

@@ -32,7 +32,6 @@ from transformer_lib.heads import (
 )
 from transformer_lib.looking_inside import (
     _attentions,
-    by_words,
     look,
     watching,
 )
@@ -175,7 +174,7 @@ def test_most_attended(trained):
     model, tokenizer = trained
     text = "The small girl was reading."
     got = most_attended(model, tokenizer, text)
-    whole = by_words(look(model, tokenizer, text, ""))
+    whole = look(model, tokenizer, text, "").by_words()
     weights = torch.stack(whole.weights["encoder"])[:, 0, :, :-1, :-1]
     assert torch.equal(got, weights.argmax(-1)) and got.shape[:2] == (2, 4)
 

@@ -90,7 +90,7 @@ def test_the_labeller_reads_every_word(tmp_path):
         tokenizer.vocab_size, sizes, 16, num_layers=1, num_heads=2, d_ff=32
     )
     batch = make_batch(pairs, [0, 1, 2])
-    loss = labelling.label_loss(model.eval(), batch, task.table, 0.0)
+    loss = task.loss(model.eval(), batch, 0.0)
     by_hand, words = 0.0, 0
     for row in range(3):  # each sentence alone, each kind from tree_labels itself
         ids, _ = pairs[row]
@@ -102,9 +102,9 @@ def test_the_labeller_reads_every_word(tmp_path):
                 log_p = logits[kind][0, i].log_softmax(dim=-1)
                 by_hand -= log_p[task.kinds[kind].index(label)].item()
     assert loss.item() == pytest.approx(by_hand / words, rel=1e-5)
-    parses = labelling.parse_by_labels(trees[:40], model, task)
+    parses = task.parse(trees[:40], model)
     assert [p.tree.words for p in parses] == [t.words for t in trees[:40]]
-    few = labelling.parse_by_labels(trees[:40], model, task, max_tokens=1)
+    few = task.parse(trees[:40], model, max_tokens=1)
     assert few == parses
 
 

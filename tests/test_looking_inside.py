@@ -24,18 +24,16 @@ from transformer_lib.looking_inside import (
     _attentions,
     _join_labels,
     _links,
+    _merge_words,
     _read_aligned,
     _row_statistics,
     _sign_ids,
-    aligned,
+    _word_groups,
     alignment_error_rate,
     attention_weights,
-    by_words,
     head_statistics,
     look,
-    merge_words,
     watching,
-    word_groups,
 )
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
@@ -160,7 +158,7 @@ def stop(*seen):
 
 def test_words_of_pieces():
     pieces = ["<s>", "▁Tom", "'", "s", "▁rain", "ing", ",", "▁\"", "so", ".", "</s>"]
-    groups = word_groups(pieces)
+    groups = _word_groups(pieces)
     words = _join_labels(pieces, groups)
     assert words == ["<s>", "Tom's", "raining", ",", '"', "so", ".", "</s>"]
     assert sorted(i for group in groups for i in group) == list(range(len(pieces)))
@@ -178,7 +176,7 @@ def test_merged_weights_equal_loops(seed, T, S):
     rows, columns = groups(T), groups(S)
     weights = torch.rand(2, T, S, generator=torch.Generator().manual_seed(seed))
     weights = weights / weights.sum(-1, keepdim=True)
-    got = merge_words(weights, rows, columns)
+    got = _merge_words(weights, rows, columns)
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             wanted = sum(weights[:, t, s] for t in row for s in column) / len(row)
@@ -193,7 +191,7 @@ def test_look(trained, pair):
         assert all(w.shape == (1, 4, len(queries), len(keys)) for w in layers)
         mean = torch.stack([pair.matrix(kind, 1, h) for h in range(4)]).mean(0)
         torch.testing.assert_close(pair.matrix(kind, 1), mean)
-    merged = by_words(pair)
+    merged = pair.by_words()
     assert merged.source == ["The", "old", "man", "sold", "his", "house", ".", "</s>"]
     assert merged.target[0] == "<s>" and merged.target[-1] == "."
     own = look(*trained, "Tom forgot his keys.")
@@ -238,14 +236,14 @@ def test_second_layer_writes_and_aligns(trained):
     sure, possible = zip(*[row[2:] for row in gold], strict=True)
     rate = {}
     for row in ("writes", "reads"):
-        found = [_links(aligned(pair, 1, None, row)[0]) for pair in pairs]
+        found = [_links(pair.aligned(1, None, row)[0]) for pair in pairs]
         rate[row] = alignment_error_rate(found, sure, possible)
     assert rate["writes"] < 0.1 < 0.5 < rate["reads"]
-    matrix, target, source = aligned(pairs[0], 1)
+    matrix, target, source = pairs[0].aligned(1)
     assert matrix.shape == (len(target), len(source))
     assert target[0] == "Der" and source[-1] == "."
     with pytest.raises(ValueError, match="row='x'"):
-        aligned(pairs[0], 1, row="x")
+        pairs[0].aligned(1, row="x")
 
 
 # --- statistics -----------------------------------------------------------------------
@@ -304,7 +302,7 @@ def test_head_statistics_do_not_depend_on_the_batch(trained):
 
 def encoder_weights(trained, text):
     """Words, and the encoder's attention between them, (L, H, words, words)."""
-    pair = by_words(look(*trained, text, ""))
+    pair = look(*trained, text, "").by_words()
     return pair.source, torch.stack(pair.weights["encoder"])[:, 0]
 
 

@@ -31,7 +31,6 @@ from transformer_lib.trees import (
     Tree,
     TreeError,
     _fault,
-    bracket_score,
     clean_tree,
     linearize,
     read_trees,
@@ -250,7 +249,7 @@ def test_an_untrained_parser_gives_trees(prepared):
     record = evaluate_parser(model, tokenizer, trees, 25, beam_size=2, max_extra=5)
     assert record["within"]["sentences"] + record["beyond"]["sentences"] == 12
     wanted = sum(
-        (bracket_score(t, p.tree) for t, p in zip(trees, parses, strict=True)),
+        (BracketScore.of(t, p.tree) for t, p in zip(trees, parses, strict=True)),
         BracketScore(),
     )
     assert record["all"]["f1"] == wanted.f1
@@ -302,7 +301,7 @@ def test_recipes_of_section_6_3():
             assert getattr(recipe, setting) == getattr(base, setting)
         assert recipe.max_tokens * recipe.accumulate == 25_000
         Transformer(TransformerConfig(100, **recipe.model | {"num_layers": 1}))
-    assert parsing.PAPER_SEARCH == {"beam_size": 21, "alpha": 0.3, "max_extra": 300}
+    assert parsing._PAPER_SEARCH == {"beam_size": 21, "alpha": 0.3, "max_extra": 300}
     assert Recipe.load("craft-parsing").corpus == "craft+chunks"
 
 

@@ -21,21 +21,21 @@ from hypothesis import strategies as st
 from transformer_lib import prepared as room
 from transformer_lib.batches import (
     TokenPairs,
+    _flatten,
     batches,
-    flatten,
     make_batch,
     plan_batches,
     tokenize_pairs,
 )
 from transformer_lib.grammar import grammar_split
 from transformer_lib.prepared import (
+    Prepared,
+    _load_pairs,
     _PairWriter,
     _pieces_of,
     _sample_pairs,
-    load_pairs,
-    load_prepared,
+    _save_pairs,
     prepare,
-    save_pairs,
 )
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
 
@@ -47,7 +47,7 @@ V = 50
 
 def token_pairs(rows):
     source, target = zip(*rows, strict=True)
-    return TokenPairs(*flatten(source, V), *flatten(target, V))
+    return TokenPairs(*_flatten(source, V), *_flatten(target, V))
 
 
 def some_pairs(n=200, seed=0, longest=30):
@@ -66,8 +66,8 @@ def tokenizer():
 @pytest.mark.parametrize("mmap", [True, False])
 def test_saved_pairs_come_back(mmap, tmp_path):
     pairs = some_pairs()
-    save_pairs(pairs, tmp_path / "deep" / "pairs")
-    again = load_pairs(tmp_path / "deep" / "pairs", mmap=mmap)
+    _save_pairs(pairs, tmp_path / "deep" / "pairs")
+    again = _load_pairs(tmp_path / "deep" / "pairs", mmap=mmap)
     assert isinstance(again.src, np.memmap) == mmap
     for name in room._ARRAYS:
         a, b = getattr(pairs, name), getattr(again, name)
@@ -79,15 +79,15 @@ def test_saved_pairs_come_back(mmap, tmp_path):
 
 
 def test_saving_again_replaces(tmp_path):
-    save_pairs(some_pairs(10), tmp_path / "pairs")
-    save_pairs(some_pairs(20), tmp_path / "pairs")
-    assert len(load_pairs(tmp_path / "pairs")) == 20
+    _save_pairs(some_pairs(10), tmp_path / "pairs")
+    _save_pairs(some_pairs(20), tmp_path / "pairs")
+    assert len(_load_pairs(tmp_path / "pairs")) == 20
     assert [p.name for p in tmp_path.iterdir()] == ["pairs"]
 
 
 @pytest.mark.parametrize("fails", ["save", "replace"])
 def test_a_failed_save_leaves_what_was_there(fails, tmp_path, monkeypatch):
-    save_pairs(some_pairs(10), tmp_path / "pairs")
+    _save_pairs(some_pairs(10), tmp_path / "pairs")
     replace, done = room.os.replace, []
 
     def full(*arguments):
@@ -104,8 +104,8 @@ def test_a_failed_save_leaves_what_was_there(fails, tmp_path, monkeypatch):
     else:
         monkeypatch.setattr(room.os, "replace", second_fails)
     with pytest.raises(OSError, match="No space"):
-        save_pairs(some_pairs(20), tmp_path / "pairs")
-    assert len(load_pairs(tmp_path / "pairs")) == 10
+        _save_pairs(some_pairs(20), tmp_path / "pairs")
+    assert len(_load_pairs(tmp_path / "pairs")) == 10
     assert [p.name for p in tmp_path.iterdir()] == ["pairs"]
 
 
@@ -122,10 +122,10 @@ def test_a_failed_save_leaves_what_was_there(fails, tmp_path, monkeypatch):
     ids=["missing", "cut short", "meta", "empty", "other", "no offsets"],
 )
 def test_a_damaged_folder_is_named(harm, tmp_path):
-    save_pairs(some_pairs(), tmp_path / "pairs")
+    _save_pairs(some_pairs(), tmp_path / "pairs")
     harm(tmp_path / "pairs")
     with pytest.raises(ValueError, match="pairs.*write it anew"):
-        load_pairs(tmp_path / "pairs")
+        _load_pairs(tmp_path / "pairs")
 
 
 def test_offsets_beyond_32_bits_while_writing(tmp_path):
@@ -150,7 +150,7 @@ def test_reading_beyond_32_bits(tmp_path):
     assert path.stat().st_blocks * 512 < 1 << 20
     flat = np.memmap(path, np.uint16, "r")
     source = np.array([0, 2, 5, many - 3, many - 1, many], dtype=np.int64)
-    pairs = TokenPairs(flat, source, *flatten([[4, 5]] * 5, V))
+    pairs = TokenPairs(flat, source, *_flatten([[4, 5]] * 5, V))
     assert pairs[3][0].tolist() == [11, 12] and pairs[-1][0].tolist() == [13]
     batch = make_batch(pairs, [4, 3])
     assert batch.src_ids.tolist() == [[13, EOS, PAD], [11, 12, EOS]]
@@ -208,7 +208,7 @@ def snapshot(folder):
 
 
 def test_prepare_writes_what_tokenize_pairs_gives(text, prepared):
-    done = load_prepared(prepared, verify=True)
+    done = Prepared.load(prepared, verify=True)
     corpora = [room.load_corpus(text, split) for split in ("train", "valid")]
     for pairs, corpus in zip((done.train, done.valid), corpora, strict=True):
         wanted = tokenize_pairs(corpus.pairs, done.tokenizer)
@@ -384,13 +384,13 @@ def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path, monkey
 
 def test_a_part_of_a_dead_process_is_swept_and_the_old_folder_brought_back(tmp_path):
     """It died between two renamings; then one between writing and renaming."""
-    save_pairs(some_pairs(10), tmp_path / "pairs")
+    _save_pairs(some_pairs(10), tmp_path / "pairs")
     os.rename(tmp_path / "pairs", tmp_path / ".pairs.old")
     (tmp_path / ".pairs.part").mkdir()
     (tmp_path / ".pairs.part" / "half").write_text("x")
     with pytest.raises(KeyError), room.whole_folder(tmp_path / "pairs"):
         raise KeyError
-    assert len(load_pairs(tmp_path / "pairs")) == 10
+    assert len(_load_pairs(tmp_path / "pairs")) == 10
     assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
 
 
@@ -438,9 +438,9 @@ def test_any_flipped_byte_is_named(prepared):
         flipped = bytes([whole[place] ^ 4])
         path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
         with pytest.raises(ValueError, match=f"{name} is damaged.*Delete the folder"):
-            load_prepared(prepared, verify=True)
+            Prepared.load(prepared, verify=True)
         path.write_bytes(whole)
-    load_prepared(prepared, verify=True)
+    Prepared.load(prepared, verify=True)
 
 
 @given(share=st.floats(0, 1), bit=st.integers(0, 7))
@@ -457,7 +457,7 @@ def test_a_flipped_bit_in_data_json_is_noticed(share, bit, tmp_path_factory):
     changed = bytes([whole[place] ^ (1 << bit)])
     (folder / "data.json").write_bytes(whole[:place] + changed + whole[place + 1 :])
     try:
-        data = load_prepared(folder).data
+        data = Prepared.load(folder).data
     except ValueError as error:
         assert "data.json is damaged" in str(error)
     else:  # white space between the values
@@ -477,13 +477,13 @@ def test_a_cut_file_is_named_without_verify(harm, prepared):
             path.unlink()
         said = "is missing" if harm == "missing" else "bytes instead of"
         with pytest.raises(ValueError, match=f"{name} .*{said}.*Delete the folder"):
-            load_prepared(prepared)
+            Prepared.load(prepared)
         path.write_bytes(whole)
 
 
 def test_nothing_there_is_said(tmp_path):
     with pytest.raises(ValueError, match="no prepared text"):
-        load_prepared(tmp_path / "no")
+        Prepared.load(tmp_path / "no")
 
 
 def test_damage_is_noticed_by_prepare(text, prepared):
@@ -557,7 +557,7 @@ def test_killed_at_any_moment_nothing_or_all_is_there(text, tmp_path, tokenizer)
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         try:
-            load_prepared(tmp_path / "data", verify=True)
+            Prepared.load(tmp_path / "data", verify=True)
         except ValueError as error:
             assert "no prepared text" in str(error)
             assert not (tmp_path / "data").exists()
@@ -579,7 +579,7 @@ def test_two_processes_that_prepare_the_same_folder(text, tmp_path):
             finally:
                 os._exit(status)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
-    load_prepared(tmp_path / "data", verify=True)
+    Prepared.load(tmp_path / "data", verify=True)
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
 
 

@@ -11,7 +11,7 @@ import matplotlib
 import pytest
 
 from transformer_lib import ablations, recipes, runs
-from transformer_lib.ablations import ablate_side_by_side
+from transformer_lib.ablations import _ablate_side_by_side
 from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import load_run
@@ -213,14 +213,14 @@ def test_chapter_13_at_full_begins_from_nothing_and_goes_on(full, monkeypatch):
     import shutil
 
     names = names_of(runs, shutil=shutil, math=math, CorpusUnavailable=ValueError)
-    names |= {"train": train, "recipe_for_here": recipes.recipe_for_here}
+    names |= {"train": train, "Recipe": Recipe}
     run_cells("13_runs", names, "short_run = train(")
     first = names["short_run"].progress.step
     assert full == ["tatoeba-en-de-large"] and first >= 1
     precision = names["short_run"].recipe.precision
-    assert precision == recipes.native_precision("cpu")[0]
-    monkeypatch.setattr(recipes, "native_precision", lambda device: ("float16", ""))
-    names["native_precision"] = recipes.native_precision  # another machine
+    assert precision == recipes._native_precision("cpu")[0]
+    monkeypatch.setattr(recipes, "_native_precision", lambda device: ("float16", ""))
+    names["_native_precision"] = recipes._native_precision  # another machine
     run_cells("13_runs", names, "short_run = train(")
     assert names["short_run"].progress.step > first
     assert names["short_run"].recipe.precision == precision
@@ -241,7 +241,6 @@ def test_chapter_24_at_full_goes_on_with_the_papers_recipe(full, tmp_path, capsy
     prepare("grammar-en-de", folder, recipe.vocab_size, max_length=recipe.max_length)
     names = names_of(wmt, Recipe=Recipe, train=train, math=math)
     names["runs_folder"] = runs.runs_folder
-    names["recipe_for_here"] = recipes.recipe_for_here
     for _ in range(2):
         run_cells("24_wmt", names, "def an_hour_of_the_paper")
     one, two = re.findall(r"^update (\d+) of 100,000", capsys.readouterr().out, re.M)
@@ -254,7 +253,7 @@ def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, capsys):
     monkeypatch.setattr(Recipe, "load", lambda name: short)
     rows = ("base", "pre-norm")
     found = names_of(ablations, runs_folder=runs.runs_folder)
-    found["ablate_side_by_side"] = lambda base, out, **rest: ablate_side_by_side(
+    found["_ablate_side_by_side"] = lambda base, out, **rest: _ablate_side_by_side(
         base, out, 2, rows=rows, sentences=2, device="cpu", **rest
     )
     run_cells(
@@ -271,7 +270,7 @@ def test_rows_that_are_cut_off_go_on(tmp_path):
     base = tiny(max_steps=100_000, validate_every=2, warmup=4)
     out = tmp_path / "rows"
     for _ in range(10):  # on a busy machine one round may end before the first update
-        found = ablate_side_by_side(
+        found = _ablate_side_by_side(
             base, out, 2, max_seconds=25, rows=("base", "D-drop0.0"), device="cpu",
             sentences=2,
         )  # fmt: skip
@@ -281,19 +280,19 @@ def test_rows_that_are_cut_off_go_on(tmp_path):
     runs = [load_run(out / f"{row}-0", "cpu") for row in ("base", "D-drop0.0")]
     assert min(run.progress.step for run in runs) >= 2
     with pytest.raises(ValueError, match="processes=0: must be 1 or more"):
-        ablate_side_by_side(base, out, 0)
+        _ablate_side_by_side(base, out, 0)
     with pytest.raises(ValueError, match="num_layers=2 of the paper's 6"):
-        ablate_side_by_side(base, out, 2, rows=("C-N2",))
+        _ablate_side_by_side(base, out, 2, rows=("C-N2",))
 
 
 def test_an_error_in_a_row_is_told(tmp_path):
     base = tiny(max_steps=4, validate_every=2, warmup=4)
     out = tmp_path / "rows"
-    done = ablate_side_by_side(base, out, 1, rows=("base",), device="cpu", sentences=2)
+    done = _ablate_side_by_side(base, out, 1, rows=("base",), device="cpu", sentences=2)
     assert [line["row"] for line in done] == ["base"]
     other = dataclasses.replace(base, seed=0, max_steps=6)
     with pytest.raises(RuntimeError, match="1 of 1 processes ended with an error"):
-        ablate_side_by_side(other, out, 1, rows=("base",), device="cpu", sentences=2)
+        _ablate_side_by_side(other, out, 1, rows=("base",), device="cpu", sentences=2)
 
 
 def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, capsys):

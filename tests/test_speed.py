@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_lib import speed
-from transformer_lib.batches import TokenPairs, flatten, make_batch
+from transformer_lib.batches import TokenPairs, _flatten, make_batch
 from transformer_lib.exercises.speed import (
     check_int8_product,
     check_overall,
@@ -23,22 +23,22 @@ from transformer_lib.exercises.speed import (
 from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.speed import (
     _LADDER,
-    Steps,
     _adam,
     _attention_as,
+    _feed,
     _first_losses,
+    _ladder,
     _laps,
     _LiveMemory,
     _mean_loss,
     _quantize_rows,
+    _quantized,
     _ratio_interval,
+    _Steps,
     _trainer,
     _training_flops,
     climb,
-    feed,
-    ladder,
     matmul_ceiling,
-    quantized,
     race,
 )
 from transformer_lib.tokenizer import EOS, PAD
@@ -56,7 +56,7 @@ def token_pairs(count, longest=9, seed=0):
         return [[rng.randrange(4, 50) for _ in range(n)] for n in lengths]
 
     sides = side(), side()
-    return TokenPairs(*flatten(sides[0], 50), *flatten(sides[1], 50))
+    return TokenPairs(*_flatten(sides[0], 50), *_flatten(sides[1], 50))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def model():
 def test_an_epoch_feeds_each_pair_once(how):
     pairs = token_pairs(60)
     seen = [[]]
-    for batch in feed(pairs, how, max_tokens=60, width=20):
+    for batch in _feed(pairs, how, max_tokens=60, width=20):
         for token in batch.tgt_out[batch.tgt_out != PAD].tolist():
             if token == EOS:
                 seen.append([])
@@ -87,13 +87,13 @@ def test_an_epoch_feeds_each_pair_once(how):
 def test_losses_agree_step_by_step():
     """Plain path against every switch; only bfloat16 rounds."""
     pairs = token_pairs(40)
-    batches = list(feed(pairs, "length", 60))[:4]
-    plain = _first_losses(CONFIG, Steps(), batches)
+    batches = list(_feed(pairs, "length", 60))[:4]
+    plain = _first_losses(CONFIG, _Steps(), batches)
     for change in ({"attention": "fused"}, {"loss": "real"}, {"loss": "chunked"},
                    {"optimizer": "foreach"}, {"optimizer": "fused"}):  # fmt: skip
-        losses = _first_losses(CONFIG, Steps(**change), batches)
+        losses = _first_losses(CONFIG, _Steps(**change), batches)
         assert losses == pytest.approx(plain, abs=1e-5), change
-    low = _first_losses(CONFIG, Steps(precision="bfloat16"), batches)
+    low = _first_losses(CONFIG, _Steps(precision="bfloat16"), batches)
     assert low == pytest.approx(plain, abs=0.03) and low != plain
 
 
@@ -137,10 +137,10 @@ def test_attention_is_put_back(model):
 
 
 def test_the_ladder_adds_up():
-    steps = ladder()
+    steps = _ladder()
     assert list(steps) == list(_LADDER)
     first, *_, last = steps.values()
-    assert first == Steps()
+    assert first == _Steps()
     assert (last.feed, last.attention) == ("length", "fused")
     assert last.precision == "bfloat16"
 
@@ -156,7 +156,7 @@ def test_climb_measures_every_step():
 
 def test_climb_divides_by_the_updates_that_an_epoch_has():
     pairs, changes = token_pairs(20), {"a": {"feed": "length"}}
-    count = len(list(feed(pairs, "length", 60)))
+    count = len(list(_feed(pairs, "length", 60)))
     (whole,) = climb(CONFIG, pairs, 60, updates=count, rounds=1, changes=changes)
     (more,) = climb(CONFIG, pairs, 60, updates=9 * count, rounds=1, changes=changes)
     assert more["flops"] == whole["flops"]
@@ -164,8 +164,8 @@ def test_climb_divides_by_the_updates_that_an_epoch_has():
 
 def test_training_lowers_the_loss():
     torch.manual_seed(0)
-    batch = next(feed(token_pairs(40), "packed", 60, width=20))
-    update = _trainer(Transformer(CONFIG), Steps(loss="chunked"), rate=1e-2)
+    batch = next(_feed(token_pairs(40), "packed", 60, width=20))
+    update = _trainer(Transformer(CONFIG), _Steps(loss="chunked"), rate=1e-2)
     losses = [update(batch).item() for _ in range(40)]
     assert losses[-1] < losses[0] / 2
 
@@ -233,12 +233,12 @@ def test_an_interval_of_ratios_by_scipys_t():
 
 
 @pytest.mark.parametrize(("call", "said"), [
-    (lambda: next(feed(token_pairs(3), "sorted", 60)), "how='sorted'"),
+    (lambda: next(_feed(token_pairs(3), "sorted", 60)), "how='sorted'"),
     (lambda: _adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
     (lambda: _mean_loss(None, None, "some"), "loss='some'"),
     (lambda: _attention_as(None, "flash"), "attention='flash'"),
     (lambda: _quantize_rows(torch.tensor([[math.nan]])), "not finite"),
-    (lambda: _trainer(torch.nn.Linear(1, 1), Steps(precision="bf16")), "='bf16'"),
+    (lambda: _trainer(torch.nn.Linear(1, 1), _Steps(precision="bf16")), "='bf16'"),
     (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),
 ])  # fmt: skip
 def test_refusals(call, said):
@@ -270,7 +270,7 @@ def test_rounding_of_other_numbers(kind):
 
 
 def test_every_matrix_is_rounded_as_numpy_rounds(model):
-    whole = quantized(model)
+    whole = _quantized(model)
     assert len(whole) == sum(p.dim() == 2 for p in model.parameters())
     for name, (q, scale) in whole.items():
         weight = model.get_parameter(name).detach().numpy()

@@ -17,7 +17,7 @@ from small_runs import FEW, SMALL, tiny
 from transformer_lib import runs, trainer, training
 from transformer_lib.batches import TokenPairs, batches
 from transformer_lib.checkpoints import Progress
-from transformer_lib.prepared import load_prepared
+from transformer_lib.prepared import Prepared
 from transformer_lib.training import Update, fit
 from transformer_lib.transformer import (
     Transformer,
@@ -49,7 +49,7 @@ def test_same_recipe_same_losses(train, tmp_path):
 
 def test_fit_is_train_without_its_machinery(train, data_dir, tmp_path):
     """The same losses, dropout and all: the plain loop and a run of the recipe."""
-    recipe, ready = tiny(validate_every=1), load_prepared(data_dir)
+    recipe, ready = tiny(validate_every=1), Prepared.load(data_dir)
     history = train(recipe, tmp_path).history
     torch.manual_seed(recipe.seed)
     model = Transformer(TransformerConfig(recipe.vocab_size, **recipe.model))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from small_runs import SMALL
 
 from transformer_lib import training
-from transformer_lib.batches import TokenPairs, flatten, make_batch, pack
+from transformer_lib.batches import TokenPairs, _flatten, make_batch, pack
 from transformer_lib.exercises.training import check_mean_loss
 from transformer_lib.objective import build_optimizer
 from transformer_lib.tokenizer import EOS
@@ -126,7 +126,7 @@ def drawn_pairs(count, seed):
     rng = random.Random(seed)
     sides = [[[rng.randrange(4, 50) for _ in range(rng.randint(1, 9))]
               for _ in range(count)] for _ in "st"]  # fmt: skip
-    return TokenPairs(*flatten(sides[0], 50), *flatten(sides[1], 50))
+    return TokenPairs(*_flatten(sides[0], 50), *_flatten(sides[1], 50))
 
 
 def one_by_one(model, pairs, indices):
@@ -226,7 +226,7 @@ def test_each_switch_trains_as_the_plain_path(
 ])  # fmt: skip
 def test_precision_by_compute_capability(monkeypatch, major, wanted):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 5))
-    precision, why = training.native_precision("cuda")
+    precision, why = training._native_precision("cuda")
     assert precision == wanted and f"{major}.5" in why
 
 

@@ -23,7 +23,6 @@ from transformer_lib.trees import (
     Tree,
     TreeError,
     _fault,
-    bracket_score,
     clean_tree,
     linearize,
     read_trees,
@@ -221,5 +220,5 @@ def test_craft_development_split_and_its_score():
     for one in bank.trees:
         source, target = _tree_pair(one)
         assert len(source.split()) == len(one.words) == len(_chunks(target.split()))
-    total = sum((bracket_score(t, t) for t in bank.trees), BracketScore())
+    total = sum((BracketScore.of(t, t) for t in bank.trees), BracketScore())
     assert total.f1 == 100 and total.exact == total.sentences == 2_780

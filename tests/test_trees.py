@@ -11,7 +11,6 @@ from transformer_lib.trees import (
     _fault,
     _is_bracket,
     _plain_label,
-    bracket_score,
     clean_tree,
     linearize,
     read_trees,
@@ -100,7 +99,7 @@ EVALB = [  # sample.gld, .tst and .rsl of EVALB: matched, gold and test brackets
 
 @pytest.mark.parametrize("gold, parsed, matched, in_gold, in_parse", EVALB)
 def test_evalb_own_sample(gold, parsed, matched, in_gold, in_parse):
-    score = bracket_score(tree(gold), tree(parsed))
+    score = BracketScore.of(tree(gold), tree(parsed))
     assert (score.matched, score.gold, score.parsed) == (matched, in_gold, in_parse)
 
 
@@ -108,10 +107,10 @@ def test_evalb_totals_add_counts():
     """Row 22 of the sample, of 34 brackets, and the totals under the table."""
     parts = GOLD.removeprefix("(S ").removesuffix(")")
     long = tree(f"(S {' '.join([parts] * 11)})")
-    of_22 = bracket_score(long, long)
+    of_22 = BracketScore.of(long, long)
     assert (of_22.matched, of_22.gold, of_22.parsed) == (34, 34, 34)
-    scores = [bracket_score(tree(row[0]), tree(row[1])) for row in EVALB]
-    same = bracket_score(tree(GOLD), tree(GOLD))  # row 19 differs in a capital alone
+    scores = [BracketScore.of(tree(row[0]), tree(row[1])) for row in EVALB]
+    same = BracketScore.of(tree(GOLD), tree(GOLD))  # row 19 differs in a capital alone
     total = sum([*scores, of_22, same], BracketScore())
     assert (total.matched, total.gold, total.parsed) == (86, 98, 95)
     assert total.recall == pytest.approx(87.76, abs=0.005)
@@ -122,20 +121,20 @@ def test_evalb_totals_add_counts():
 def test_punctuation_leaves_and_places_move():
     gold = tree("(S (NP (NN a) (, ,) (NN b)) (: :) (VP (VB c)) (. .))")
     moved = tree("(S (NP (NN a) (, ,) (NN b) (: :)) (VP (VB c) (. .)))")
-    assert bracket_score(gold, moved).f1 == 100
+    assert BracketScore.of(gold, moved).f1 == 100
     xx = repair(linearize(clean_tree(moved)), [Tree("XX", word=w) for w in moved.words])
-    assert bracket_score(gold, xx).f1 == 100  # the tags of the gold tree decide
+    assert BracketScore.of(gold, xx).f1 == 100  # the tags of the gold tree decide
     alone = tree("(S (NP (NN a)) (PRN (, ,)) (VP (VB c)))")
     without = tree("(S (NP (NN a)) (, ,) (VP (VB c)))")
-    assert bracket_score(alone, without).f1 == 100
+    assert BracketScore.of(alone, without).f1 == 100
 
 
 def test_particle_is_adverb_phrase_and_worked_perturbation():
     gold = tree("(S (NP (PRP he)) (VP (VBD gave) (PRT (RP up)) (NP (NN it))))")
     adverb = tree("(S (NP (PRP he)) (VP (VBD gave) (ADVP (RP up)) (NP (NN it))))")
-    assert bracket_score(gold, adverb) == BracketScore(5, 5, 5, 1, 1)
+    assert BracketScore.of(gold, adverb) == BracketScore(5, 5, 5, 1, 1)
     flat = tree("(S (NP (PRP he)) (VP (VBD gave) (NP (RP up) (NN it))))")
-    score = bracket_score(gold, flat)  # S, NP, VP match; PRT and NP against one NP
+    score = BracketScore.of(gold, flat)  # S, NP, VP match; PRT and NP against one NP
     assert score == BracketScore(3, 5, 4, 0, 1)
     assert score.f1 == pytest.approx(2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5) * 100)
 
@@ -143,13 +142,13 @@ def test_particle_is_adverb_phrase_and_worked_perturbation():
 @given(TREES)
 @SOME
 def test_gold_against_gold_is_all_right(made):
-    score = bracket_score(made, made)
+    score = BracketScore.of(made, made)
     assert score.matched == score.gold == score.parsed and score.exact == 1
 
 
 def test_what_cannot_be_compared():
     with pytest.raises(ValueError, match="different words: 'a' and 'b'"):
-        bracket_score(tree("(S (NN a))"), tree("(S (NN b))"))
+        BracketScore.of(tree("(S (NN a))"), tree("(S (NN b))"))
     with pytest.raises(ValueError, match="no word"):
-        bracket_score(tree("(S (NN a))"), tree("(S (-NONE- *))"))
+        BracketScore.of(tree("(S (NN a))"), tree("(S (-NONE- *))"))
     assert BracketScore().f1 == BracketScore().recall == BracketScore().precision == 0

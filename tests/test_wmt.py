@@ -353,7 +353,7 @@ def test_damage_is_named_and_leaves_nothing(kind, tmp_path):
     path.write_bytes(path.read_bytes()[:cut])
     text = tmp_path / "text"
     with pytest.raises(CorpusUnavailable, match=re.escape(said)) as told:
-        wmt.clean_wmt("en-fr", text, {name: like}, tmp_path / "there", VALID, False)
+        wmt._clean_wmt("en-fr", text, {name: like}, tmp_path / "there", VALID, False)
     assert like.source.filename in str(told.value)
     assert {p.name for p in text.iterdir()} == {"valid.tsv.gz"}
 
@@ -364,7 +364,7 @@ def test_a_web_page_is_no_archive(tmp_path):
     path.parent.mkdir()
     path.write_text("<!DOCTYPE html><html>not found</html>" * 40)
     with pytest.raises(CorpusUnavailable, match="training-parallel-un.tgz: un/undoc"):
-        wmt.clean_wmt("en-fr", tmp_path / "t", {"un": like}, path.parent, VALID, False)
+        wmt._clean_wmt("en-fr", tmp_path / "t", {"un": like}, path.parent, VALID, False)
 
 
 def test_what_is_done_is_not_done_again(tmp_path, real):
@@ -374,7 +374,7 @@ def test_what_is_done_is_not_done_again(tmp_path, real):
     whole = last.read_bytes()
     last.write_bytes(whole[:-100])
     with pytest.raises(CorpusUnavailable, match="cut short"):
-        wmt.clean_wmt("en-de", text, archives, there, VALID, False)
+        wmt._clean_wmt("en-de", text, archives, there, VALID, False)
     done = text / "europarl.en-de.tsv.gz"
     before = done.stat().st_mtime_ns
     (there / archives["europarl"].source.filename).unlink()  # it is not read again
@@ -382,7 +382,7 @@ def test_what_is_done_is_not_done_again(tmp_path, real):
     last.write_bytes(whole)
     first = done.read_bytes()
     assert done.stat().st_mtime_ns == before
-    wmt.clean_wmt("en-de", text, archives, there, VALID, False)
+    wmt._clean_wmt("en-de", text, archives, there, VALID, False)
     assert (text / "train.tsv.gz").read_bytes().startswith(first)
     assert not done.exists()
 
@@ -391,14 +391,14 @@ def test_a_folder_of_other_text_is_refused(tmp_path, real):
     german = wmt.miniature(real[:30], tmp_path / "de")
     french = wmt.miniature(real[:30], tmp_path / "fr", "en-fr")
     text = tmp_path / "text"
-    wmt.clean_wmt("en-de", text, german, tmp_path / "de", VALID, False)
+    wmt._clean_wmt("en-de", text, german, tmp_path / "de", VALID, False)
     with pytest.raises(ValueError, match="holds en-de from europarl, .*choose another"):
-        wmt.clean_wmt("en-fr", text, french, tmp_path / "fr", VALID, False)
+        wmt._clean_wmt("en-fr", text, french, tmp_path / "fr", VALID, False)
 
 
 def test_an_unknown_pair(tmp_path):
     with pytest.raises(ValueError, match="must be 'en-de' or 'en-fr'"):
-        wmt.clean_wmt("en-cs", tmp_path / "x")
+        wmt._clean_wmt("en-cs", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -412,7 +412,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
         archives = wmt.miniature(pairs * times, folder)
         archives = {"europarl": archives["europarl"]}
         tracemalloc.start()
-        wmt.clean_wmt("en-de", folder / "text", archives, folder, VALID, False)
+        wmt._clean_wmt("en-de", folder / "text", archives, folder, VALID, False)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0], peaks

@@ -169,7 +169,7 @@ def _recipe_asked(asked: argparse.Namespace):
     Raises:
         ValueError: If a setting cannot be.
     """
-    from transformer_lib.prepared import load_prepared
+    from transformer_lib.prepared import Prepared
     from transformer_lib.recipes import Recipe
 
     if not asked.recipe:
@@ -177,7 +177,7 @@ def _recipe_asked(asked: argparse.Namespace):
     changes = _settings_asked(asked.set)
     recipe = Recipe.load(asked.recipe)
     if asked.data:
-        data = load_prepared(asked.data).data
+        data = Prepared.load(asked.data).data
         kept = ("vocab_size", "kind", "max_length", "max_words", "max_pairs", "sample",
                 "copies")  # fmt: skip
         prepared = {name: data["settings"].get(name) for name in kept}
@@ -334,7 +334,7 @@ def _report(record: dict) -> str:
 # %% ../notebooks/18_command_line.ipynb #07f46eb1
 def _run_ablate(asked: argparse.Namespace) -> None:
     """Run rows of the paper's Table 3, and print them beside the paper's."""
-    from transformer_lib.ablations import _ROWS, ablate, table, table_text
+    from transformer_lib.ablations import _ROWS, _table_text, ablate, table
     from transformer_lib.checkpoints import _write_json
     from transformer_lib.files import _ensure_writable
 
@@ -345,7 +345,7 @@ def _run_ablate(asked: argparse.Namespace) -> None:
         _recipe_asked(asked), asked.out, asked.rows or list(_ROWS), asked.seeds,
         asked.data, asked.device, asked.longer, asked.sentences, split=asked.split,
     )  # fmt: skip
-    print(table_text(table(found)))
+    print(_table_text(table(found)))
     if asked.record:
         _write_json(asked.record, {"results": found})
 
@@ -465,11 +465,11 @@ def _check_torch() -> tuple:
     """Torch, how many threads it uses, and what the CPU computes fast."""
     import torch
 
-    from transformer_lib.training import can_compile, native_precision
+    from transformer_lib.training import _can_compile, _native_precision
 
-    precision, why = native_precision("cpu")
+    precision, why = _native_precision("cpu")
     threads = f"{torch.__version__}, {torch.get_num_threads()} threads"
-    compiler = can_compile("cpu")[1]
+    compiler = _can_compile("cpu")[1]
     return True, (f"{threads}; precision {precision} is fast on this CPU: {why}; "
                   f"for compiled = true: {compiler}")  # fmt: skip
 
@@ -478,14 +478,14 @@ def _check_gpu() -> tuple:
     """A CUDA device, and the precision in which it is fast."""
     import torch
 
-    from transformer_lib.training import can_compile, native_precision
+    from transformer_lib.training import _can_compile, _native_precision
 
     if not torch.cuda.is_available():
         return None, "none; everything runs on the CPU, training slowly"
     names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-    precision, why = native_precision("cuda")
+    precision, why = _native_precision("cuda")
     count = f"{torch.cuda.device_count()} x {', '.join(sorted(names))}"
-    compiler = can_compile("cuda")[1]
+    compiler = _can_compile("cuda")[1]
     return True, (f"{count}; set precision {precision}: {why}; for compiled = true: "
                   f"{compiler}")  # fmt: skip
 

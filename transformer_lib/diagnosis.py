@@ -28,7 +28,7 @@ from .corpora import load_corpus
 from .decoding import greedy_decode
 from .downloads import CorpusUnavailable
 from .evaluation import sacre_bleu
-from .prepared import Prepared, load_prepared
+from .prepared import Prepared
 from .recipes import Recipe
 from transformer_lib.runs import (
     Run,
@@ -696,7 +696,7 @@ def _broken_weights(folder: Path) -> Finding | None:
 def _text_of(run: Run, data: Prepared | str | Path | None) -> tuple:
     """Validation pairs, training pairs or None, and the vocabulary that cut them."""
     if data is not None:
-        ready = data if isinstance(data, Prepared) else load_prepared(data)
+        ready = data if isinstance(data, Prepared) else Prepared.load(data)
         return ready.valid, ready.train, ready.tokenizer
     try:
         pairs = load_corpus(run.recipe.corpus, "valid").pairs[:2000]

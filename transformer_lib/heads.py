@@ -23,17 +23,17 @@ from .batches import pad
 from .checkpoints import _write_json
 from .corpora import load_corpus
 from .evaluation import sacre_bleu
-from .grammar import _VERBS, Clause, _verb_clause
+from .grammar import _VERBS, _Clause, _verb_clause
 from transformer_lib.looking_inside import (
     _KINDS,
     _SIGNS,
     _attentions,
     _encode_pairs,
     _join_labels,
+    _merge_words,
     _See,
-    merge_words,
+    _word_groups,
     watching,
-    word_groups,
 )
 from .runs import _find_pretrained, environment_record
 from .tokenizer import BOS, EOS, PAD, Tokenizer
@@ -66,8 +66,8 @@ def most_attended(
 
     with evaluating(model), watching(model, note):
         model.encode(torch.tensor([[*src, EOS]]))
-    groups = word_groups([tokenizer.processor.id_to_piece(i) for i in src])
-    return merge_words(torch.stack(seen), groups, groups).argmax(dim=-1)
+    groups = _word_groups([tokenizer.processor.id_to_piece(i) for i in src])
+    return _merge_words(torch.stack(seen), groups, groups).argmax(dim=-1)
 
 # %% ../notebooks/27_looking_inside.ipynb #b3a96913
 _MAIN_VERBS = frozenset(form.split()[0] for verb in _VERBS for form in verb.english)
@@ -78,7 +78,7 @@ _RELATIONS = (
 )  # fmt: skip
 
 # %% ../notebooks/27_looking_inside.ipynb #742659dd
-def _clause_words(clause: Clause, question: bool) -> tuple[list[str], list, dict]:
+def _clause_words(clause: _Clause, question: bool) -> tuple[list[str], list, dict]:
     """The words of an English clause, its noun phrases, and where its parts stand.
 
     Returns:
@@ -143,7 +143,7 @@ def _relation_sentence(rng: random.Random) -> tuple[str, dict[str, set]]:
 def _words_of(tokenizer: Tokenizer, sentence: str) -> list[str]:
     """The words of a sentence, signs apart, as most_attended counts them."""
     pieces = tokenizer.pieces(sentence)
-    return _join_labels(pieces, word_groups(pieces))
+    return _join_labels(pieces, _word_groups(pieces))
 
 # %% ../notebooks/27_looking_inside.ipynb #705a8f21
 _Cases = list[tuple[str, int, int]]
@@ -478,7 +478,7 @@ def effect_of_words(
     Source: Jain and Wallace 2019, section 4.1 (leave one out).
     """
     src = tokenizer.encode(source)
-    groups = word_groups([tokenizer.processor.id_to_piece(i) for i in src])
+    groups = _word_groups([tokenizer.processor.id_to_piece(i) for i in src])
     without = [[x for i, x in enumerate(src) if i not in group] for group in groups]
     src_ids = pad([[*ids, EOS] for ids in (src, *without)])  # (1 + words, S)
     tgt_ids = torch.tensor([[BOS, *tokenizer.encode(target)]]).expand(len(src_ids), -1)

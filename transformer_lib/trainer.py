@@ -32,11 +32,11 @@ from tqdm import tqdm
 from transformer_lib.batches import (
     Batch,
     TokenPairs,
+    _join_pairs,
     _plan_by_length,
-    join_pairs,
+    _plan_packed,
     make_batch,
     pack,
-    plan_packed,
 )
 from transformer_lib.checkpoints import (
     Progress,
@@ -48,7 +48,7 @@ from transformer_lib.checkpoints import (
 )
 from .multihead import MultiHeadAttention
 from .objective import build_optimizer, noam_lr
-from .prepared import Prepared, load_prepared, prepare
+from .prepared import Prepared, prepare
 from .recipes import Recipe
 from transformer_lib.runs import (
     Run,
@@ -159,7 +159,7 @@ def _ready_data(
                 recipe.max_length, known, max_words=recipe.max_words,
                 max_pairs=recipe.max_pairs, sample=recipe.sample,
                 copies=recipe.copies)  # fmt: skip
-    ready = load_prepared(folder, verify=True)
+    ready = Prepared.load(folder, verify=True)
     _check_prepared(recipe, ready, folder)
     if own.exists() and own.read_bytes() != ready.tokenizer.model:
         raise ValueError(
@@ -215,7 +215,7 @@ class _Place(NamedTuple):
 def _places(pairs: TokenPairs, recipe: Recipe, at: Progress) -> Iterator[_Place]:
     """Batches without end, from where the progress says."""
     epoch, number = at.epoch, at.batch
-    divide = plan_packed if recipe.packed else _plan_by_length
+    divide = _plan_packed if recipe.packed else _plan_by_length
     while True:
         plan = divide(pairs, recipe.max_tokens, recipe.seed, epoch)
         for i in range(number, len(plan)):
@@ -591,7 +591,7 @@ def _set_up(
     shared = DistributedDataParallel(shared) if world_size > 1 else shared
     schedule = partial(noam_lr, d_model=config.d_model, warmup=recipe.warmup,
                        factor=recipe.factor)  # fmt: skip
-    pairs = join_pairs(ready.train, recipe.joined, recipe.max_length, recipe.seed)
+    pairs = _join_pairs(ready.train, recipe.joined, recipe.max_length, recipe.seed)
     return _Trainer(recipe, run_dir, model, optimizer, at or Progress(), pairs,
                    ready.valid, shared, schedule, rank=rank,
                    world_size=world_size)  # fmt: skip

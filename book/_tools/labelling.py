@@ -27,7 +27,7 @@ from transformer_lib.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_lib.labelling import Labeller, LabelTask, label_loss, parse_by_labels
+from transformer_lib.labelling import Labeller, LabelTask
 from transformer_lib.objective import build_optimizer, noam_lr
 from transformer_lib.parsing import _score_parses
 from transformer_lib.recipes import Recipe
@@ -36,7 +36,7 @@ from transformer_lib.training import PRECISIONS
 from transformer_lib.transformer import default_device
 from transformer_lib.tree_tokens import train_tree_tokenizer
 from transformer_lib.treebanks import load_trees
-from transformer_lib.trees import bracket_score
+from transformer_lib.trees import BracketScore
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,8 +98,7 @@ class Trainer:
         low = torch.autocast(torch.device(self.device).type, kind,
                              enabled=kind != torch.float32)  # fmt: skip
         with low:
-            table = self.task.table.to(self.device)
-            loss = label_loss(self.model, batch, table, recipe.epsilon)
+            loss = self.task.loss(self.model, batch, recipe.epsilon)
         loss.backward()
         self.optimizer.step()
         return loss.item()
@@ -107,7 +106,7 @@ class Trainer:
     def score(self, trees: list) -> tuple[dict, list]:
         """Scores of some trees, with the seconds that they took; and their parses."""
         start = time.perf_counter()
-        parses = parse_by_labels(trees, self.model, self.task)
+        parses = self.task.parse(trees, self.model)
         seconds = time.perf_counter() - start
         return _score_parses(trees, parses) | {"seconds": seconds}, parses
 
@@ -142,7 +141,7 @@ def main() -> None:
     bank = load_trees(recipe.corpus.partition("+")[0], "test")
     trees = bank.trees[:: given.every]
     scores, parses = run.score(trees)
-    each = [bracket_score(t, p.tree) for t, p in zip(trees, parses, strict=True)]
+    each = [BracketScore.of(t, p.tree) for t, p in zip(trees, parses, strict=True)]
     size = run.task.tokenizer.vocab_size
     longest = recipe.max_length // 2
     words = [len(tree.words) for tree in run.bank.trees if len(tree.words) <= longest]

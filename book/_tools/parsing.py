@@ -27,7 +27,7 @@ from transformer_lib.runs import load_run, save_pretrained
 from transformer_lib.trainer import train
 from transformer_lib.transformer import default_device
 from transformer_lib.treebanks import load_trees
-from transformer_lib.trees import bracket_score
+from transformer_lib.trees import BracketScore
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
@@ -110,7 +110,7 @@ def main() -> None:
         if those:
             some = [trees[i] for i in those], [parses[i] for i in those]
             groups[part] = _score_parses(*some)
-    each = [bracket_score(t, p.tree) for t, p in zip(trees, parses, strict=True)]
+    each = [BracketScore.of(t, p.tree) for t, p in zip(trees, parses, strict=True)]
     data = _read_data(given.run / "trees" / "prepared")
     in_a_pass = (data["train"]["tgt_tokens"] + data["train_pairs"]) / recipe.copies
     record = {

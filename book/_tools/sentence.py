@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from transformer_lib.decoding import beam_search
-from transformer_lib.looking_inside import attention_weights, merge_words, word_groups
+from transformer_lib.looking_inside import _merge_words, _word_groups, attention_weights
 from transformer_lib.runs import _find_pretrained, environment_record, load_pretrained
 from transformer_lib.tokenizer import BOS, EOS
 
@@ -57,7 +57,7 @@ def read(model, tokenizer, text: str) -> dict:
     sides = {}
     for name, ids in (("source", src), ("target", tgt)):
         pieces = [tokenizer.processor.id_to_piece(i) for i in ids]
-        sides[name] = {"ids": ids, "pieces": pieces, "words": word_groups(pieces)}
+        sides[name] = {"ids": ids, "pieces": pieces, "words": _word_groups(pieces)}
     sides["source"]["text"] = text
     sides["target"]["text"] = tokenizer.decode(tgt[1:])
     return sides
@@ -77,7 +77,7 @@ def best_head(model, sides: dict, relations: list) -> dict:
     places = [(words.index(a), words.index(b)) for a, b in relations]
     found = []
     for layer, heads in enumerate(attention_weights(model, *tensors(sides))["encoder"]):
-        merged = merge_words(heads[0], source["words"], source["words"])  # (H, W, W)
+        merged = _merge_words(heads[0], source["words"], source["words"])  # (H, W, W)
         for head, weights in enumerate(merged):
             seen = [weights[i, j].item() for i, j in places]
             found.append((min(seen), layer + 1, head + 1, seen))

@@ -10,7 +10,7 @@ __all__ = ['check_shift', 'check_padding', 'check_my_plan', 'check_shape', 'chec
 # %% ../../notebooks/10_batches.ipynb #872c5b2c
 import numpy as np
 
-from ..batches import TokenPairs, flatten, plan_batches
+from ..batches import TokenPairs, _flatten, plan_batches
 from .check import exercise_check, expect
 from ..tokenizer import BOS, EOS
 
@@ -147,7 +147,7 @@ def check_where(where):
     """Check the place in an epoch after a number of batches."""
     lengths = np.random.default_rng(0).integers(1, 30, 60)
     rows = [[5] * n for n in lengths]
-    pairs = TokenPairs(*flatten(rows, 9), *flatten(rows[::-1], 9))
+    pairs = TokenPairs(*_flatten(rows, 9), *_flatten(rows[::-1], 9))
     sizes = [len(plan_batches(pairs, 90, 3, epoch)) for epoch in range(4)]
     n = sizes[0]
     for done, right in (

@@ -11,7 +11,7 @@ __all__ = ['ngram_figure']
 from collections import Counter
 from collections.abc import Sequence
 
-from transformer_lib.evaluation import bleu, ngrams
+from transformer_lib.evaluation import _ngrams, bleu
 from transformer_lib.figures.frame import InteractiveFigure
 
 
@@ -29,7 +29,7 @@ def _counted_ngrams(
         For each, from left to right: its text, whether it counts, and how often the
         hypothesis and the reference have it. Of equal ones the first count.
     """
-    said, meant, seen = ngrams(hypothesis, n), ngrams(reference, n), Counter()
+    said, meant, seen = _ngrams(hypothesis, n), _ngrams(reference, n), Counter()
     found = []
     for i in range(len(hypothesis) - n + 1):
         gram = tuple(hypothesis[i : i + n])

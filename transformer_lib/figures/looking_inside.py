@@ -187,7 +187,7 @@ class AttentionView:
     what it begins with stands there instead.
 
     Args:
-        attention: What look or by_words gave.
+        attention: What look gave, or its by_words.
         kind: What it shows first: "encoder", "decoder" or "cross".
         layer: The layer that it shows first, from 0.
         head: The head, from 0; the mean of the heads if None.
