@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
