@@ -28,7 +28,7 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.prepared import _sample_pairs, prepare
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import Tokenizer
-from transformer_lib.wmt import _clean_wmt, _open_tar_member, miniature
+from transformer_lib.wmt import _clean_wmt, _miniature, _open_tar_member
 
 
 def stage(function, *arguments) -> dict:
@@ -71,7 +71,7 @@ def size_of(folder: Path) -> int:
 
 def stages(pairs: list, folder: Path, vocab_size: int, tokenizer=None) -> tuple:
     """All stages on some pairs; without a tokenizer, one is learned first."""
-    archives, valid = miniature(pairs, folder / "in"), pairs[:500]
+    archives, valid = _miniature(pairs, folder / "in"), pairs[:500]
     text, found = folder / "text", {}
     found["unpack and clean"] = stage(
         _clean_wmt, "en-de", text, archives, folder / "in", valid, False

@@ -52,7 +52,7 @@ from transformer_lib.exercises.ablations import (
 from transformer_lib.files import claimed
 from transformer_lib.prepared import Prepared, prepare
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import load_run
+from transformer_lib.runs import Run
 from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -221,7 +221,7 @@ def test_the_loss_is_of_the_split_that_is_scored(whole, tmp_path):
     out, results = whole
     (result,) = ablate(tiny(), tmp_path, ["base"], device="cpu", sentences=10,
                        show=False, split="test", data_dir=out / "data")  # fmt: skip
-    run = load_run(tmp_path / "base-0", "cpu", weights="last")
+    run = Run.load(tmp_path / "base-0", "cpu", weights="last")
     pairs = load_corpus("grammar-en-de", "test").pairs
     pairs = pairs[:: math.ceil(len(pairs) / 10)]
     total = count = 0

@@ -8,7 +8,7 @@ from small_runs import SMALL, VOCABULARY, tiny
 
 from transformer_lib import checkpoints
 from transformer_lib.checkpoints import average_checkpoints
-from transformer_lib.runs import load_run
+from transformer_lib.runs import Run
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Fixtures that more than one file uses.
@@ -37,19 +37,19 @@ def test_only_the_last_steps_are_kept(train, tmp_path):
     train(tiny(keep_last=2), tmp_path)
     names = [path.name for path in checkpoints._step_files(tmp_path)]
     assert names == ["step-000004.safetensors", "step-000006.safetensors"]
-    steps = load_run(tmp_path, weights="average").record["averaged"]
+    steps = Run.load(tmp_path, weights="average").record["averaged"]
     assert steps == [4, 6]
 
 
 def test_average_of_copies_is_the_copy(train, tmp_path):
     """To the bit, for any number of copies; tied matrices stay one."""
     train(tiny(), tmp_path)
-    best = load_run(tmp_path).model
+    best = Run.load(tmp_path).model
     for copies in 1, 2, 3, 5, 7:
         mean = average_checkpoints([tmp_path / "best.safetensors"] * copies)
         for name, parameter in best.named_parameters():
             assert torch.equal(mean[name], parameter), (copies, name)
-    tied = load_run(tmp_path, weights="average").model
+    tied = Run.load(tmp_path, weights="average").model
     assert tied.output.weight is tied.src_embedding.weight
     assert tied.tgt_embedding.weight is tied.src_embedding.weight
 
@@ -92,7 +92,7 @@ def test_last_checkpoint_can_be_averaged_and_loaded(train, tmp_path):
     last = average_checkpoints([tmp_path / "last.safetensors"])
     step = average_checkpoints(tmp_path, last=1)
     assert all(torch.equal(last[name], tensor) for name, tensor in step.items())
-    assert load_run(tmp_path, weights="last").record["step"] == 6
+    assert Run.load(tmp_path, weights="last").record["step"] == 6
 
 
 @pytest.mark.parametrize("dtype", checkpoints._DTYPES)

@@ -22,7 +22,7 @@ from transformer_lib.command_line import _settings_asked, main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import load_run
+from transformer_lib.runs import Run
 from transformer_lib.trainer import _check_prepared
 from transformer_lib.trees import read_trees
 
@@ -92,7 +92,7 @@ def test_minutes_that_are_up_end_a_run_with_a_checkpoint(at, capsys):
     assert "in-parts: 1 of 6 updates" in capsys.readouterr().out
     assert main(asked) == 0
     assert "in-parts: 6 of 6 updates" in capsys.readouterr().out
-    whole, parts = (load_run(at / n, "cpu", "last").model for n in ("run", "in-parts"))
+    whole, parts = (Run.load(at / n, "cpu", "last").model for n in ("run", "in-parts"))
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -35,7 +35,7 @@ from transformer_lib.batches import Batch, make_batch, pack, pad, tokenize_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.figures import decoding as decoding_figures
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import load_pretrained, load_run, save_pretrained
+from transformer_lib.runs import Run, load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.trainer import train
 from transformer_lib.transformer import Transformer, TransformerConfig, default_device
@@ -357,7 +357,7 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "export_model prove to_int8": "made on the CPU",
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
-    "grow save_start": "weights and files",
+    "grow": "weights and files",
 }
 
 
@@ -431,7 +431,7 @@ def test_a_missing_move_is_caught(name, function, gone):
 
 
 def test_one_default_for_all_that_load_and_train(tmp_path, monkeypatch):
-    """train, load_run, load_pretrained and Translator: the same device by default."""
+    """train, Run.load, load_pretrained and Translator: the same device by default."""
     tiny = Recipe.load(
         "grammar", max_steps=2, validate_every=2, max_tokens=400, model=SIZES
     )
@@ -440,15 +440,15 @@ def test_one_default_for_all_that_load_and_train(tmp_path, monkeypatch):
         run = train(tiny, tmp_path / "run", show=False)
         assert run.model.device.type == device
         assert run.model.output.weight is run.model.src_embedding.weight
-        assert load_run(tmp_path / "run").model.device.type == device
-        assert load_run(tmp_path / "run", "cpu").model.device.type == "cpu"
+        assert Run.load(tmp_path / "run").model.device.type == device
+        assert Run.load(tmp_path / "run", "cpu").model.device.type == "cpu"
         assert load_pretrained("tatoeba-en-de")[0].device.type == device
         translator = Translator.from_pretrained("tatoeba-en-de")
         assert translator.model.device.type == device
         assert translator(["Thank you."], beam_size=1) == ["Danke."]
-        save_pretrained(run, tmp_path / "kept")
+        run.save_pretrained(tmp_path / "kept")
     again = load_pretrained(tmp_path / "kept", "cpu")[0]
-    wanted = load_run(tmp_path / "run", "cpu").model
+    wanted = Run.load(tmp_path / "run", "cpu").model
     for a, b in zip(again.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
 

@@ -40,7 +40,7 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.multihead import use_attention
 from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import load_run
+from transformer_lib.runs import Run
 from transformer_lib.trainer import train
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -97,7 +97,7 @@ def healthy(place):
 
 @pytest.fixture(scope="module")
 def run(healthy):
-    return load_run(healthy, "cpu")
+    return Run.load(healthy, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def resumed_without_its_decoder(place, healthy):
         if name.startswith("model.decoder") and tensor.dim() > 1:
             tensor.normal_(std=0.2)
     _save_tensors(folder / "last.safetensors", tensors, record)
-    old = load_run(healthy, "cpu").recipe
+    old = Run.load(healthy, "cpu").recipe
     train(replace(old, max_steps=350), folder, device="cpu", show=False)
     return folder
 
@@ -593,4 +593,4 @@ def test_a_run_that_is_not_asked_for_text_keeps_its_files(healthy):
     before = {p: p.stat().st_mtime_ns for p in sorted(healthy.rglob("*"))}
     diagnose(healthy, device="cpu")
     assert before == {p: p.stat().st_mtime_ns for p in sorted(healthy.rglob("*"))}
-    assert asdict(load_run(healthy, "cpu").recipe)["name"] == "small"
+    assert asdict(Run.load(healthy, "cpu").recipe)["name"] == "small"

@@ -49,9 +49,9 @@ from transformer_lib.marian import (
 )
 from transformer_lib.onnx_export import (
     OnnxModel,
-    OnnxSteps,
     _export_onnx,
     _in_16_bits,
+    _OnnxSteps,
     _pack_weights,
     _tokenizer_data,
 )
@@ -124,7 +124,7 @@ def test_log_probabilities_whatever_the_beams_do(exported, seed, length, steps):
     draw = torch.Generator().manual_seed(seed)
     some = torch.randint(4, model.config.vocab_size, (1, length), generator=draw)
     src_ids = torch.cat([some, torch.tensor([[EOS]])], dim=1)
-    ours, theirs = FullSteps(model, src_ids), onnx_model.steps(src_ids)
+    ours, theirs = FullSteps(model, src_ids), onnx_model._steps(src_ids)
     tokens, parents = torch.tensor([[BOS]]), torch.tensor([[0]])
     for _ in range(steps):
         wanted = ours.step(tokens, parents).log_softmax(dim=-1)
@@ -158,7 +158,7 @@ def test_weights_are_those_of_the_library(exported):
     src_ids = ids_of(tokenizer, "The old man sees a small dog.")
     tgt_ids = torch.tensor([[BOS, *tokenizer.encode("Der alte Mann sieht ihn.")]])
     wanted = attention_weights(model, src_ids, tgt_ids)["cross"]
-    steps = onnx_model.steps(src_ids)
+    steps = onnx_model._steps(src_ids)
     for t, token in enumerate(tgt_ids[0]):
         steps.step(token.view(1, 1), torch.tensor([[0]]))
         for layer, weights in enumerate(wanted):
@@ -173,7 +173,7 @@ def test_longer_than_any_table(exported):
     src_ids = torch.tensor([[4 + i % 50 for i in range(length)] + [EOS]])
     with torch.inference_mode():
         wanted = CachedSteps(model, src_ids).step(*torch.tensor([[[BOS]], [[0]]]))
-    got = onnx_model.steps(src_ids).step(*torch.tensor([[[BOS]], [[0]]]))
+    got = onnx_model._steps(src_ids).step(*torch.tensor([[[BOS]], [[0]]]))
     assert (got.log_softmax(-1) - wanted.log_softmax(-1)).abs().max() < 1e-4
 
 
@@ -181,7 +181,7 @@ def test_one_sentence_without_padding(exported):
     model = exported[2]
     for src_ids in (torch.tensor([[5, EOS], [6, EOS]]), torch.tensor([[5, EOS, PAD]])):
         with pytest.raises(ValueError, match="one sentence"):
-            OnnxSteps(model.encoder, model.session, src_ids)
+            _OnnxSteps(model.encoder, model.session, src_ids)
 
 
 # --- weights --------------------------------------------------------------------------

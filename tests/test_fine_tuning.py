@@ -16,8 +16,6 @@ from transformer_lib.fine_tuning import (
     grow,
     mix_pairs,
     next_pieces,
-    save_start,
-    tag_sources,
 )
 from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import build_optimizer
@@ -96,8 +94,7 @@ def test_every_new_piece_is_used(tokenizer, larger):
 
 
 def test_a_tag_stays_whole(tokenizer, larger):
-    (pair,) = tag_sources([("the dog", "le chien")], "<2fr>")
-    assert pair == ("<2fr> the dog", "le chien")
+    pair = ("<2fr> the dog", "le chien")
     fr = larger.processor.piece_to_id("<2fr>")
     assert larger.encode(pair[0]).count(fr) == 1
     assert fr not in larger.encode("the dog")
@@ -215,7 +212,8 @@ def test_small_batches_added_up_are_the_same_update_in_less_memory(tokenizer):
 def start(tokenizer, larger, tmp_path_factory):
     """A folder with a small model of a larger vocabulary."""
     folder = tmp_path_factory.mktemp("start") / "grown"
-    return save_start(grow(model_of(tokenizer), tokenizer, larger), larger, folder)
+    grown = grow(model_of(tokenizer), tokenizer, larger)
+    return grown.save_pretrained(folder, larger, half=False)
 
 
 def test_training_goes_on_from_a_saved_start(start, larger, tmp_path):
@@ -231,8 +229,8 @@ def test_training_goes_on_from_a_saved_start(start, larger, tmp_path):
 
 
 def test_a_start_needs_its_own_tokenizer(tokenizer, larger, tmp_path):
-    with pytest.raises(ValueError, match="its own tokenizer"):
-        save_start(model_of(tokenizer), larger, tmp_path / "wrong")
+    with pytest.raises(ValueError, match="give the model's own"):
+        model_of(tokenizer).save_pretrained(tmp_path / "wrong", larger)
 
 
 def test_from_on_the_command_line(start, tmp_path, monkeypatch, capsys):
@@ -264,7 +262,7 @@ def test_a_marian_model_is_trained_on(tokenizer, tmp_path):
     model = model_of(tokenizer, attention_bias=True).eval()
     _export_marian(model, tokenizer, tmp_path / "theirs")
     loaded, same = from_marian(tmp_path / "theirs", "cpu")
-    save_start(loaded, same, tmp_path / "start")
+    loaded.save_pretrained(tmp_path / "start", same, half=False)
     recipe = fine_tuning_recipe(
         tmp_path / "start", corpus="grammar-en-de", max_pairs=50, max_steps=3,
         validate_every=3, warmup=1,

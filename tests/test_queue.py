@@ -19,7 +19,6 @@ import torch
 from transformer_lib.ablations import _ROWS
 from transformer_lib.command_line import main
 from transformer_lib.corpora import load_corpus
-from transformer_lib.fine_tuning import save_start
 from transformer_lib.recipes import Recipe
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.trainer import train
@@ -225,7 +224,7 @@ def test_fine_tuning_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16}
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(340, **tiny))
-    start = save_start(model, tokenizer, tmp_path / "start")
+    start = model.save_pretrained(tmp_path / "start", tokenizer, half=False)
     new = [(source.upper(), target) for source, target in old[500:900]]
     monkeypatch.setattr(fine_tuning, "pairs_of", lambda origin: new)
     monkeypatch.setattr(fine_tuning, "OLD", "grammar-en-de")

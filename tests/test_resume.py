@@ -18,7 +18,7 @@ from transformer_lib.checkpoints import DamagedFile, _load_tensors
 from transformer_lib.grammar import grammar_split
 from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import load_run
+from transformer_lib.runs import Run
 from transformer_lib.trainer import train
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +84,7 @@ def assert_same_run(one, two):
     for name, tensor in tensors.items():
         assert torch.equal(tensor, others[name]), name
     for name in "best", "average":
-        a, b = (load_run(folder, weights=name) for folder in (one, two))
+        a, b = (Run.load(folder, weights=name) for folder in (one, two))
         for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True):
             assert torch.equal(p, q), name
 
@@ -229,16 +229,16 @@ def test_two_damaged_checkpoints_are_named_and_the_best_weights_still_load(
         cut_short(half_way / f"{name}.safetensors")
     with pytest.raises(DamagedFile, match="last.safetensors.*last.previous.safetens"):
         train(recipe_of(corpus, max_steps=24), half_way, data_dir, show=False)
-    assert load_run(half_way).record["step"] == 12
-    assert load_run(half_way, weights="average").record["averaged"] == [8, 12]
+    assert Run.load(half_way).record["step"] == 12
+    assert Run.load(half_way, weights="average").record["averaged"] == [8, 12]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_best_weights_are_named_and_others_load(damage, half_way):
     damage(half_way / "best.safetensors")
     with pytest.raises(DamagedFile, match="best.safetensors is damaged"):
-        load_run(half_way)
-    assert load_run(half_way, weights="last").record["step"] == 12
+        Run.load(half_way)
+    assert Run.load(half_way, weights="last").record["step"] == 12
 
 
 @pytest.mark.parametrize("spare_is_good", [True, False])
@@ -260,14 +260,14 @@ def test_damaged_token_pairs_are_named_and_the_run_is_kept(
     recipe = recipe_of(corpus, max_steps=24)
     with pytest.raises(ValueError, match=r"train/src.npy is damaged"):
         train(recipe, half_way, tmp_path / "data", show=False)
-    assert load_run(half_way).record["step"] == 12
+    assert Run.load(half_way).record["step"] == 12
 
 
 FULL_DISK = """
 import json, os, sys
 from pathlib import Path
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import load_run
+from transformer_lib.runs import Run
 from transformer_lib.trainer import train
 
 long, short, data, folder = json.loads(sys.argv[1])
@@ -283,7 +283,7 @@ try:
     train(Recipe(**long), run, data, show=False)
 except OSError as error:
     print("said:", error)
-steps = [load_run(run, weights=name).record["step"] for name in ("best", "last")]
+steps = [Run.load(run, weights=name).record["step"] for name in ("best", "last")]
 print("good:", *steps)
 print("left:", [p.name for p in run.iterdir() if p.name.endswith((".part", ".new"))])
 os.close(ballast)
@@ -368,7 +368,7 @@ def test_two_processes_are_one_with_accumulation(corpus, data_dir, tmp_path):
     assert done.stdout.count("through") == 2, done.stderr
     assert time.monotonic() - began < 300  # seconds, where the machine is not busy
     assert done.returncode != 0 and "a fault of process 1" in done.stderr
-    two = load_run(tmp_path / "shared")
+    two = Run.load(tmp_path / "shared")
     for a, b in zip(one.history, two.history, strict=True):
         assert a["tokens"] == b["tokens"]
         for key in "train_loss", "valid_loss", "grad_norm":

@@ -20,7 +20,7 @@ from transformer_lib.checkpoints import Progress
 from transformer_lib.corpora import Corpus
 from transformer_lib.exercises.runs import check_average, check_best_step
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import load_run
+from transformer_lib.runs import Run
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Fixtures that more than one file uses.
@@ -34,8 +34,8 @@ def test_finished_run_is_loaded_not_repeated(train, tmp_path, monkeypatch):
     again = train(tiny(), tmp_path)
     assert again.history == first.history
     ids = torch.tensor([[5, 6, 3]])
-    assert torch.equal(first.model(ids, ids), load_run(tmp_path).model(ids, ids))
-    assert load_run(tmp_path).data["sha256"] == first.data["sha256"]
+    assert torch.equal(first.model(ids, ids), Run.load(tmp_path).model(ids, ids))
+    assert Run.load(tmp_path).data["sha256"] == first.data["sha256"]
 
 
 def test_nothing_half_written(train, tmp_path):
@@ -79,7 +79,7 @@ def test_a_model_is_saved_and_loaded_by_its_class(tmp_path):
 @pytest.mark.parametrize("half", [False, True])
 def test_pretrained_folder(train, tmp_path, half):
     run = train(tiny(), tmp_path / "run")
-    folder = runs.save_pretrained(run, tmp_path / "given", half=half)
+    folder = run.save_pretrained(tmp_path / "given", half=half)
     names = {"weights.safetensors", "tokenizer.model", "recipe.json", "about.json"}
     assert {path.name for path in folder.iterdir()} == names | {"manifest.json"}
     model, tokenizer, about = runs.load_pretrained(folder)
@@ -122,7 +122,7 @@ def test_train_leaves_a_folder_of_others_alone(train, tmp_path, data_dir):
     mine.mkdir()
     for name in "notes.txt.part", "x.new", "step-000001.safetensors":
         (mine / name).write_text("mine")
-    runs.save_pretrained(train(tiny(max_steps=1), tmp_path / "run"), model)
+    train(tiny(max_steps=1), tmp_path / "run").save_pretrained(model)
     shutil.copytree(data_dir, text)
     for folder in mine, model, text:
         before = content(folder)
@@ -184,7 +184,7 @@ def given(data_dir, tmp_path_factory):
     """A model of few bytes, and the run that it is from."""
     folder = tmp_path_factory.mktemp("given")
     run = trainer.train(tiny(), folder / "run", data_dir, show=False)
-    runs.save_pretrained(run, folder / "model")
+    run.save_pretrained(folder / "model")
     return folder
 
 
@@ -210,7 +210,7 @@ def test_a_bit_of_any_file_of_a_model_or_run_is_noticed(given, place, name):
                 runs.load_pretrained(given / place, "cpu")
         else:  # a run of others, who write none: told, and read
             with pytest.warns(UserWarning, match="no manifest.json: whether its"):
-                runs.load_run(given / place, "cpu")
+                runs.Run.load(given / place, "cpu")
     finally:
         path.write_bytes(whole)
     runs.load_pretrained(given / place, "cpu")
@@ -218,13 +218,13 @@ def test_a_bit_of_any_file_of_a_model_or_run_is_noticed(given, place, name):
 
 REPLACE = """
 import os, random, signal, sys, time
-from transformer_lib.runs import load_pretrained, load_run, save_pretrained
+from transformer_lib.runs import load_pretrained, Run
 
-run, rng = load_run(sys.argv[1], "cpu"), random.Random(5)
+run, rng = Run.load(sys.argv[1], "cpu"), random.Random(5)
 for turn in range(12):
     if not (child := os.fork()):
         while True:
-            save_pretrained(run, sys.argv[2])
+            run.save_pretrained(sys.argv[2])
     time.sleep(rng.uniform(0.005, 0.2))
     os.kill(child, signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL  # no error before
@@ -252,30 +252,30 @@ def test_a_model_is_replaced_whole_or_not_at_all(given, tmp_path, monkeypatch, m
         if len(calls) > moment:
             raise OSError(28, "No space left on device")
 
-    run = load_run(given / "run", weights="last")
+    run = Run.load(given / "run", weights="last")
     monkeypatch.setattr(files, "_finish_file", full)
     monkeypatch.setattr(checkpoints, "_finish_file", lambda file: None)
     with pytest.raises(OSError, match="model could not be written .No space left"):
-        runs.save_pretrained(run, tmp_path / "model")
+        run.save_pretrained(tmp_path / "model")
     assert content(tmp_path) == {f"model/{name}": b for name, b in before.items()}
     monkeypatch.undo()
-    runs.save_pretrained(run, tmp_path / "model")
+    run.save_pretrained(tmp_path / "model")
     assert runs.load_pretrained(tmp_path / "model")[2]["weights"]["step"] == 6
 
 
 def test_a_model_is_not_written_over_something_else(given, tmp_path):
-    run = load_run(given / "run")
+    run = Run.load(given / "run")
     (tmp_path / "notes.txt").write_text("mine")
     for folder, said in (tmp_path, "notes.txt"), (given / "run", "best.safetensors"):
         before = content(folder)
         with pytest.raises(ValueError, match=f"else than a model .{said}"):
-            runs.save_pretrained(run, folder)
+            run.save_pretrained(folder)
         assert content(folder) == before
     with torch.no_grad():
         run.model.decoder.layers[0].feed_forward.w_1.bias[0] = 1e6
     with pytest.raises(ValueError, match="too large for 16 bits; with half=False"):
-        runs.save_pretrained(run, tmp_path / "large")
-    runs.save_pretrained(run, tmp_path / "large", half=False)
+        run.save_pretrained(tmp_path / "large")
+    run.save_pretrained(tmp_path / "large", half=False)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_json_of_another_shape_is_named(given, tmp_path, content):
         (tmp_path / name / "manifest.json").unlink()
         (tmp_path / name / name).write_text(content)
         with pytest.raises(ValueError, match=f"{name}/{name}"):
-            load_run(tmp_path / name)
+            Run.load(tmp_path / name)
 
 
 def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
@@ -296,7 +296,7 @@ def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
     tensors[name][0] = math.nan
     checkpoints._save_tensors(tmp_path / "nan.safetensors", tensors, record)
     with pytest.raises(ValueError, match=f"{name} holds weights that are not finite"):
-        load_run(given / "run", weights=tmp_path / "nan.safetensors")
+        Run.load(given / "run", weights=tmp_path / "nan.safetensors")
 
 
 def test_every_shipped_model_names_its_own_hashes():

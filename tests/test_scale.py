@@ -14,7 +14,7 @@ from transformer_lib import ablations, recipes, runs
 from transformer_lib.ablations import _ablate_side_by_side
 from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import load_run
+from transformer_lib.runs import Run
 from transformer_lib.trainer import train
 from transformer_lib.transformer import by_scale, seconds_allowed
 
@@ -166,7 +166,7 @@ def test_time_that_is_up_loses_nothing(tmp_path):
     data = tmp_path / "cut" / "data"
     whole = train(tiny(), tmp_path / "whole", data, device="cpu", show=False)
     cut = train(tiny(), tmp_path / "cut", device="cpu", show=False)
-    last = [load_run(tmp_path / name, "cpu", "last") for name in ("cut", "whole")]
+    last = [Run.load(tmp_path / name, "cpu", "last") for name in ("cut", "whole")]
     for a, b in zip(*(run.model.parameters() for run in last), strict=True):
         assert torch.equal(a, b)
     assert [r["step"] for r in cut.history] == [1, 4, 6]
@@ -277,7 +277,7 @@ def test_rows_that_are_cut_off_go_on(tmp_path):
         assert found == []
         if len(list(out.glob("*/last.safetensors"))) == 2:
             break
-    runs = [load_run(out / f"{row}-0", "cpu") for row in ("base", "D-drop0.0")]
+    runs = [Run.load(out / f"{row}-0", "cpu") for row in ("base", "D-drop0.0")]
     assert min(run.progress.step for run in runs) >= 2
     with pytest.raises(ValueError, match="processes=0: must be 1 or more"):
         _ablate_side_by_side(base, out, 0)

@@ -14,7 +14,7 @@ import small_runs
 import torch
 from small_runs import FEW, SMALL, tiny
 
-from transformer_lib import runs, trainer, training
+from transformer_lib import trainer, training
 from transformer_lib.batches import TokenPairs, batches
 from transformer_lib.checkpoints import Progress
 from transformer_lib.prepared import Prepared
@@ -178,7 +178,7 @@ def test_what_diverged_says_what_works(train, tmp_path, monkeypatch):
 
 def test_a_run_can_start_from_a_trained_one(train, data_dir, tmp_path):
     first = train(tiny(), tmp_path / "first")
-    runs.save_pretrained(first, tmp_path / "given", half=False)
+    first.save_pretrained(tmp_path / "given", half=False)
     recipe = tiny(start_from=str(tmp_path / "given"), max_steps=1, factor=1e-9)
     second = train(recipe, tmp_path / "second")
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):

@@ -20,7 +20,6 @@ from transformer_lib.transformer import (
     Transformer,
     TransformerConfig,
     _check_ids,
-    count_parts,
     torch_twin,
 )
 
@@ -119,7 +118,7 @@ def test_activations_and_a_bias_of_the_logits(activation):
     """Hidden states as torch's, parameters counted; in chunks or not the same loss."""
     model = make(activation=activation, output_bias=True).eval()
     assert not Transformer(model.config).output.bias.any()  # it begins with zeros
-    assert count_parts(model.config)["embeddings"] == model.config.vocab_size * (
+    assert model.config.count_parts()["embeddings"] == model.config.vocab_size * (
         model.config.d_model * (1 if model.config.tie_embeddings else 3) + 1
     )
     src, tgt = torch.randint(4, model.config.vocab_size, (2, 3, 6))
@@ -218,7 +217,7 @@ def test_arithmetic_counts_what_is_built(config):
     model = Transformer(config)
     assert config.num_parameters() == sum(p.numel() for p in model.parameters())
     encoder = sum(p.numel() for p in model.encoder.parameters())
-    assert count_parts(config)["encoder"] == encoder
+    assert config.count_parts()["encoder"] == encoder
 
 
 # --- tying and the start ---

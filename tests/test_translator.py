@@ -18,7 +18,6 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import (
-    Candidate,
     Translator,
     _cut_line,
     _cut_text,
@@ -90,13 +89,13 @@ def test_n_best(shipped, plain):
     got = shipped.n_best(LINES, 3)
     for line, found, best in zip(LINES, got, plain, strict=True):
         assert found[0].text == best
-        assert all(isinstance(candidate, Candidate) for candidate in found)
+        assert all(isinstance(candidate, Translator.Candidate) for candidate in found)
         if line.strip():
             scores = [candidate.score for candidate in found]
             assert len(found) == 3 and scores == sorted(scores, reverse=True)
             assert all(candidate.log_prob < 0 for candidate in found)
         else:
-            assert found == [Candidate("", 0.0, 0.0)]
+            assert found == [Translator.Candidate("", 0.0, 0.0)]
 
 
 def test_settings_that_are_not_allowed(shipped):

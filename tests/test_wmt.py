@@ -156,7 +156,7 @@ def served(server, archive):
 
 
 def test_a_download_goes_on_where_it_broke_off(server, tmp_path, real):
-    made = wmt.miniature(real, tmp_path / "in")["europarl"]
+    made = wmt._miniature(real, tmp_path / "in")["europarl"]
     archive, cache = served(server, made), tmp_path / "there"
     server.at_most = made.size // 3 + 1
     path = wmt._fetch_archive(archive, cache)
@@ -167,7 +167,7 @@ def test_a_download_goes_on_where_it_broke_off(server, tmp_path, real):
 
 
 def test_a_later_call_goes_on(server, tmp_path, real):
-    archive = served(server, wmt.miniature(real, tmp_path / "in")["europarl"])
+    archive = served(server, wmt._miniature(real, tmp_path / "in")["europarl"])
     server.at_most = 10_000
     (tmp_path / "there").mkdir()
     with pytest.raises(CorpusUnavailable, match="broke off after 10,000 of"):
@@ -194,7 +194,7 @@ def test_a_download_is_never_in_memory(server, tmp_path):
 
 @pytest.mark.parametrize("wrong", ["size", "hash"])
 def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
-    archive = served(server, wmt.miniature(real, tmp_path / "in")["commoncrawl"])
+    archive = served(server, wmt._miniature(real, tmp_path / "in")["commoncrawl"])
     if wrong == "hash":
         flipped = bytearray(server.content)
         flipped[len(flipped) // 2] ^= 1
@@ -208,7 +208,7 @@ def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
 
 
 def test_parts_of_two_editions_are_fetched_once_more(server, tmp_path, real):
-    archive = served(server, wmt.miniature(real, tmp_path / "in")["commoncrawl"])
+    archive = served(server, wmt._miniature(real, tmp_path / "in")["commoncrawl"])
     part = _Part.find(tmp_path / f"{archive.source.filename}.part", "x")
     part.start({"url": archive.source.url, "validator": '"one"', "size": archive.size})
     part.add(b"another edition")
@@ -224,7 +224,7 @@ def test_nowhere_to_be_had(tmp_path):
 
 
 def test_the_cache_comes_first(tmp_path, real):
-    made = wmt.miniature(real, tmp_path / "cache")["europarl"]
+    made = wmt._miniature(real, tmp_path / "cache")["europarl"]
     gone = replace(made, source=replace(made.source, url="http://127.0.0.1:9/x"))
     assert wmt._fetch_archive(gone) == tmp_path / "cache" / made.source.filename
 
@@ -234,7 +234,7 @@ def test_the_cache_comes_first(tmp_path, real):
 
 @pytest.mark.parametrize("pair", ["en-de", "en-fr"])
 def test_from_archives_to_token_files(pair, tmp_path, real):
-    archives = wmt.miniature(real, tmp_path / "in", pair)
+    archives = wmt._miniature(real, tmp_path / "in", pair)
     ready = wmt.prepare_wmt(
         pair, tmp_path / "out", archives, tmp_path / "there", VALID, False,
         vocab_size=700, threads=1,
@@ -272,7 +272,7 @@ def test_what_goes_in_comes_out(tmp_path_factory, pairs):
     folder = tmp_path_factory.mktemp("round")
     for pair in ("en-de", "en-fr"):
         found = []
-        for archive in wmt.miniature(pairs, folder, pair).values():
+        for archive in wmt._miniature(pairs, folder, pair).values():
             path, report = folder / archive.source.filename, CleaningReport()
             found += wmt._archive_pairs(path, archive.members[pair], report)
         assert sorted(found) == sorted(pairs)
@@ -368,7 +368,7 @@ def test_a_web_page_is_no_archive(tmp_path):
 
 
 def test_what_is_done_is_not_done_again(tmp_path, real):
-    archives = wmt.miniature(real, tmp_path / "in")
+    archives = wmt._miniature(real, tmp_path / "in")
     there, text = tmp_path / "in", tmp_path / "text"
     last = there / archives["news-commentary"].source.filename
     whole = last.read_bytes()
@@ -388,8 +388,8 @@ def test_what_is_done_is_not_done_again(tmp_path, real):
 
 
 def test_a_folder_of_other_text_is_refused(tmp_path, real):
-    german = wmt.miniature(real[:30], tmp_path / "de")
-    french = wmt.miniature(real[:30], tmp_path / "fr", "en-fr")
+    german = wmt._miniature(real[:30], tmp_path / "de")
+    french = wmt._miniature(real[:30], tmp_path / "fr", "en-fr")
     text = tmp_path / "text"
     wmt._clean_wmt("en-de", text, german, tmp_path / "de", VALID, False)
     with pytest.raises(ValueError, match="holds en-de from europarl, .*choose another"):
@@ -409,7 +409,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
     pairs, peaks = few * math.ceil(3000 / len(few)), []  # more than fills the buffers
     for times in (1, 5):
         folder = tmp_path / str(times)
-        archives = wmt.miniature(pairs * times, folder)
+        archives = wmt._miniature(pairs * times, folder)
         archives = {"europarl": archives["europarl"]}
         tracemalloc.start()
         wmt._clean_wmt("en-de", folder / "text", archives, folder, VALID, False)

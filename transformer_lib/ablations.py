@@ -27,7 +27,7 @@ from .files import claimed
 from .multihead import _head_widths
 from .prepared import Prepared, _within, prepare
 from .recipes import Recipe
-from .runs import load_run
+from .runs import Run
 from .trainer import train
 from .training import validation_loss
 from .transformer import TransformerConfig
@@ -158,7 +158,7 @@ def _measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
     """Train one recipe and score its last weights; a record that JSON can hold."""
     train(recipe, run_dir, data_dir, device=device, show=show)
     ready = Prepared.load(data_dir)
-    run = load_run(run_dir, device, weights="last")
+    run = Run.load(run_dir, device, weights="last")
     sources, references = (list(side) for side in zip(*pairs, strict=True))
     translate = Translator(run.model, run.tokenizer, by_sentence=False)
     score = sacre_bleu(translate(sources, beam_size=4, alpha=0.6), references)

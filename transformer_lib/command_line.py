@@ -222,15 +222,15 @@ def _run_average(asked: argparse.Namespace) -> None:
         average_checkpoints,
     )
     from transformer_lib.files import _ensure_writable
-    from transformer_lib.runs import load_run, save_pretrained
+    from transformer_lib.runs import Run
 
     out = asked.out or asked.run / "averaged"
     _ensure_writable(out, folder=True)
-    run = load_run(asked.run)
+    run = Run.load(asked.run)
     files = _checkpoint_files(asked.run, last=asked.last)
     _load_weights(run.model, average_checkpoints(files))
     record = {"averaged": [_step_of(file) for file in files]}
-    save_pretrained(run, out, half=not asked.full, record=record)
+    run.save_pretrained(out, half=not asked.full, record=record)
     print(f"The average of the last {len(files)} checkpoints is in {out}.")
 
 # %% ../notebooks/18_command_line.ipynb #5a0f03cc

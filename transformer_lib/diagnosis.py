@@ -34,7 +34,6 @@ from transformer_lib.runs import (
     Run,
     _find_pretrained,
     load_pretrained,
-    load_run,
     read_evidence,
 )
 from .tokenizer import BOS, EOS, PAD
@@ -671,7 +670,7 @@ def diagnose(
 def _open_run(folder: Path, device: str | None) -> Run:
     """A run from its folder; of a saved model, with the history of its record."""
     if not (folder / "weights.safetensors").exists():
-        return load_run(folder, device)
+        return Run.load(folder, device)
     model, tokenizer, about = load_pretrained(folder, device)
     history = []
     if folder.parent.name == "pretrained":  # it ships, and so does its record

@@ -58,7 +58,6 @@ from transformer_lib.runs import (
     _mend_best,
     environment_record,
     load_pretrained,
-    load_run,
 )
 from .tokenizer import Tokenizer
 from transformer_lib.training import (
@@ -132,7 +131,7 @@ def train(
         trainer.batches, trainer.callbacks = batches, callbacks
         _run_loop(trainer, max_seconds, show and rank == 0)
         _wait_for_all(world_size)
-        return load_run(run_dir, device)
+        return Run.load(run_dir, device)
 
 # %% ../notebooks/13_runs.ipynb #b98330a8
 def _ready_data(

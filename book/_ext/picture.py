@@ -107,7 +107,7 @@ def facts() -> dict:
         "attention": count("encoder.layers.0.self_attention"),
         "feed_forward": count("encoder.layers.0.feed_forward"),
         "norm": count("encoder.layers.0.residual_1.norm"),
-        "parts": transformer.count_parts(config),
+        "parts": config.count_parts(),
         "all": sum(p.numel() for p in model.parameters()),
     }
 

@@ -21,7 +21,7 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import _ensure_writable
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run, _pair_key, load_run, runs_folder, save_pretrained
+from transformer_lib.runs import Run, _pair_key, runs_folder
 from transformer_lib.trainer import train
 from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator
@@ -62,15 +62,15 @@ def scored(run: Run, weights: str, beam_size: int, test) -> tuple[dict, list[str
 
 def record_of(run_dir: Path, device: str) -> dict:
     """Everything that the book says of a run."""
-    run = load_run(run_dir, device)
+    run = Run.load(run_dir, device)
     test = load_corpus(run.recipe.corpus, "test")
     best_is_last = run.record["step"] == run.history[-1]["step"]
     choices = ["last"] if best_is_last else ["best", "last"]
     choices += ["average"] * (len(_step_files(run_dir)) > 1)
     table = []
     for weights in choices:
-        chosen = load_run(run_dir, device, weights)
-        if weights == "average":  # as save_pretrained writes them
+        chosen = Run.load(run_dir, device, weights)
+        if weights == "average":  # as Run.save_pretrained writes them
             chosen.model.half().float()
         for beam_size in DECODINGS:
             row, outputs = scored(chosen, weights, beam_size, test)
@@ -115,7 +115,7 @@ def main() -> None:
     _write_json(path, record_of(run_dir, device))
     print(f"The record is in {path}.")
     if len(_step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
-        save_pretrained(load_run(run_dir, device, "average"), run_dir / "averaged")
+        Run.load(run_dir, device, "average").save_pretrained(run_dir / "averaged")
 
 
 if __name__ == "__main__":

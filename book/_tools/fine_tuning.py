@@ -25,7 +25,7 @@ from transformer_lib.corpora import _hash_pairs, load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import whole_file
 from transformer_lib.fine_tuning import fine_tuning_recipe, mix_pairs
-from transformer_lib.runs import load_pretrained, load_run
+from transformer_lib.runs import Run, load_pretrained
 from transformer_lib.trainer import train
 from transformer_lib.training import validation_loss
 from transformer_lib.translator import Translator
@@ -111,10 +111,10 @@ def run(asked: argparse.Namespace) -> dict:
     before = scored(model, tokenizer, about, tests)
     curve = []
     for path in _checkpoint_files(asked.run_dir / "run"):
-        part = load_run(asked.run_dir / "run", asked.device, path)
+        part = Run.load(asked.run_dir / "run", asked.device, path)
         losses = {n: loss_of(part.model, tokenizer, p) for n, p in tests.items()}
         curve.append({"step": _step_of(path), **losses})
-    last = load_run(asked.run_dir / "run", asked.device, "last")
+    last = Run.load(asked.run_dir / "run", asked.device, "last")
     after = scored(last.model, tokenizer, about, tests)
     return {
         "start": about["recipe"]["name"],

@@ -20,7 +20,7 @@ from transformer_lib.checkpoints import (
 )
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
-from transformer_lib.runs import environment_record, load_run
+from transformer_lib.runs import Run, environment_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--sentences", type=int, default=500)
     asked = parser.parse_args()
-    run = load_run(asked.run)
+    run = Run.load(asked.run)
     pairs = load_corpus(run.recipe.corpus, "valid").pairs[: asked.sentences]
     sources, references = zip(*pairs, strict=True)
     out = ROOT / "transformer_lib" / "evidence" / f"{run.recipe.name}-growth.json"

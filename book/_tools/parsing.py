@@ -23,7 +23,7 @@ from transformer_lib.checkpoints import _write_json
 from transformer_lib.parsing import _score_parses, parse, train_parser
 from transformer_lib.prepared import _read_data
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import load_run, save_pretrained
+from transformer_lib.runs import Run
 from transformer_lib.trainer import train
 from transformer_lib.transformer import default_device
 from transformer_lib.treebanks import load_trees
@@ -63,7 +63,7 @@ def train_in_stages(recipe: Recipe, folder: Path, given, few: list) -> Iterator[
             run = train(now, folder, ready, **how)
         if run.progress.step < step:
             return
-        last = load_run(folder, given.device, "last")
+        last = Run.load(folder, given.device, "last")
         point = {"updates": run.progress.step, "tokens": run.progress.tokens}
         point |= {"valid_loss": run.history[-1]["valid_loss"]}
         curve.append(point | scored(last, few, 1))
@@ -74,7 +74,7 @@ def train_in_stages(recipe: Recipe, folder: Path, given, few: list) -> Iterator[
 
 def choose_weights(folder: Path, device: str, few: list, beam_size: int) -> tuple:
     """The run with the better of two kinds of weights, and F1 of both."""
-    runs = {name: load_run(folder, device, name) for name in ("best", "average")}
+    runs = {name: Run.load(folder, device, name) for name in ("best", "average")}
     f1 = {name: scored(run, few, beam_size)["f1"] for name, run in runs.items()}
     return runs[max(f1, key=f1.get)], f1
 
@@ -137,7 +137,7 @@ def main() -> None:
     folder = given.out.parent / "averaged" if given.out else models / recipe.name
     short = {"updates": run.progress.step, "test_f1": record["f1"]}
     run = replace(run, data=record["data"])
-    save_pretrained(run, folder, record=run.record | short)
+    run.save_pretrained(folder, record=run.record | short)
 
 
 if __name__ == "__main__":
