@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import fused_attention, scaled_dot_product_attention
-from .batches import Batch, TokenPairs, flatten, make_batch, pad
+from .batches import Batch, TokenPairs, _flatten, make_batch, pad
 from .checkpoints import _save_tensors, average_checkpoints
 from .corpora import _read_lines
 from .decoder import causal_mask, padding_mask
@@ -195,7 +195,7 @@ def _not_shifted(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 def _shifted(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """What the decoder reads and must say in a batch of chapter 10."""
-    flat = flatten(sentences, 1 + max(map(max, sentences)))
+    flat = _flatten(sentences, 1 + max(map(max, sentences)))
     batch = make_batch(TokenPairs(*flat, *flat), range(len(sentences)))
     return batch.tgt_in, batch.tgt_out
 
@@ -555,7 +555,7 @@ def _small_model(seed: int = 0) -> Iterator[Transformer]:
 )
 def _check_accumulation(accumulate: Callable) -> None:
     """A batch of two sentences, and the same in two batches: one gradient."""
-    flat = flatten([[5, 6], [7, 8, 9, 10, 11, 12, 13, 14, 15]], 20)
+    flat = _flatten([[5, 6], [7, 8, 9, 10, 11, 12, 13, 14, 15]], 20)
     pairs, gradients = TokenPairs(*flat, *flat), []
     with _small_model() as model:
         for plan in ([[0, 1]], [[0], [1]]):
