@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from built import Page, documents, need_the_book
+from built import HTML, Page, documents, need_the_book
 
 need_the_book()
 
@@ -77,6 +77,27 @@ def test_definition_by_keyboard_and_mouse(window, site):
     page.hover('.highlight .c1.shape:has-text("T,") >> nth=0')
     said = page.locator("#explanation").inner_text()
     assert re.search(r"^T: target length", said, re.M), said
+    assert not troubles
+
+
+def test_long_docstrings_are_folded(window, site):
+    page, troubles = window
+    page.goto(f"{site}/notebooks/02_attention.html", wait_until="load")
+    code = page.locator(".cell_input pre:has(button.doc-more):visible").first
+    whole, button = code.text_content(), code.locator("button.doc-more").first
+    written = (HTML / "notebooks" / "02_attention.html").read_text("utf-8")
+    assert "Args:" in whole and "doc-more" not in written  # without scripts: all of it
+    assert "Args:" not in code.inner_text()
+    assert button.get_attribute("aria-expanded") == "false"
+    button.focus()
+    page.keyboard.press("Enter")
+    assert "Args:" in code.inner_text()
+    assert button.get_attribute("aria-expanded") == "true"
+    assert code.text_content() == whole, "what is copied is the code, folded or not"
+    button.click()
+    assert "Args:" not in code.inner_text()
+    page.goto(f"{site}/notebooks/01_hello.html", wait_until="load")
+    assert not page.locator("button.doc-more").count(), "live cells are to be edited"
     assert not troubles
 
 

@@ -71,6 +71,39 @@
     }
   }
 
+  // --- docstrings -------------------------------------------------------------------
+  // A long one shows its first line, and a button opens the rest. The button has no text
+  // of its own: what is copied is the code. Live cells stay as they are, to be edited.
+  function foldDocstrings() {
+    if (document.querySelector('script[src*="live.js"]')) return;
+    for (const code of document.querySelectorAll(".cell_input pre")) {
+      let first = null;
+      for (const line of [...code.querySelectorAll(":scope > .sd")]) {
+        const ends = line.textContent.trimEnd().endsWith('"""');
+        if (!first && !ends) first = line;
+        else if (first && ends) { foldAfter(first, line); first = null; }
+      }
+    }
+  }
+
+  function foldAfter(first, last) {
+    const rest = document.createElement("span"), button = document.createElement("button");
+    rest.className = "doc-rest";
+    while (!rest.contains(last)) rest.append(first.nextSibling);
+    first.after(rest);
+    if (rest.textContent.trim().split("\n").length < 4) return;
+    button.type = "button";
+    button.className = "doc-more";
+    button.setAttribute("aria-label", "the rest of the docstring");
+    const fold = yes => {
+      rest.classList.toggle("is-folded", yes);
+      button.setAttribute("aria-expanded", !yes);
+    };
+    button.addEventListener("click", () => fold(!rest.classList.contains("is-folded")));
+    first.after(button);
+    fold(true);
+  }
+
   // --- progress ----------------------------------------------------------------------
   const chapter = /^notebooks\//.test(known.page || "") ? known.page.split("/")[1] : null;
   const article = () => document.querySelector("article.bd-article");
@@ -169,6 +202,7 @@
     document.body.append(tip);
     explainTerms();
     if (known.letters) explainShapes();
+    foldDocstrings();
     if (chapter && article()) follow();
     offerNotes();
     markRead();
