@@ -33,7 +33,7 @@ class TransformerConfig:
         vocab_size: Entries of the vocabulary that source and target share.
         d_model: Width of the model.
         num_heads: Number of attention heads.
-        num_layers: N, layers in the encoder, and as many in the decoder.
+        num_layers: L, layers in the encoder, and as many in the decoder.
         d_ff: Width of the feed-forward networks.
         d_k: Width of a head's queries and keys; d_model // num_heads if None.
         d_v: Width of a head's values; d_model // num_heads if None.
