@@ -56,22 +56,22 @@ def test_folder_of_another_recipe_is_refused(train, tmp_path):
 
 def test_a_model_is_saved_and_loaded_by_its_class(tmp_path):
     """Round trip of a model that no recipe made, to the bit; the tokenizer with it."""
-    kept = runs.load_pretrained("tatoeba-en-de", "cpu")
+    kept, tokenizer, _ = runs.load_pretrained("tatoeba-en-de", "cpu")
     torch.manual_seed(0)
-    config = TransformerConfig(kept.tokenizer.vocab_size, 32, 4, 1, 64, d_k=5)
+    config = TransformerConfig(tokenizer.vocab_size, 32, 4, 1, 64, d_k=5)
     model = Transformer(config)
-    folder = model.save_pretrained(tmp_path / "mine", kept.tokenizer, half=False)
+    folder = model.save_pretrained(tmp_path / "mine", tokenizer, half=False)
     again = Transformer.from_pretrained(folder, "cpu")
     assert again.config == config and not again.training
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value)
-    loaded = runs.load_pretrained(folder, "cpu")
-    assert loaded.tokenizer.encode("A dog.") == kept.tokenizer.encode("A dog.")
+    _, loaded, _ = runs.load_pretrained(folder, "cpu")
+    assert loaded.encode("A dog.") == tokenizer.encode("A dog.")
     shipped = Transformer.from_pretrained(device="cpu").state_dict()
-    assert all(torch.equal(shipped[n], v) for n, v in kept.model.state_dict().items())
+    assert all(torch.equal(shipped[n], v) for n, v in kept.state_dict().items())
     other = Transformer(TransformerConfig(99, 32, 4, 1, 64))
     with pytest.raises(ValueError, match="the model 99: give the model's own"):
-        other.save_pretrained(tmp_path / "other", kept.tokenizer)
+        other.save_pretrained(tmp_path / "other", tokenizer)
     with pytest.raises(ValueError, match="no model 'nonsense'"):
         Transformer.from_pretrained("nonsense")
 
