@@ -243,10 +243,9 @@ Attention.by_words = _by_words
 def _aligned(
     pair: Attention, layer: int, head: int | None = None, row: str = "writes"
 ) -> tuple[Tensor, list[str], list[str]]:
-    """Cross-attention of each target word, between words.
+    """Cross-attention of each target word, between words; of pieces, as look gives it.
 
     Args:
-        pair: Attention between pieces, as look gives it.
         layer: From 0.
         head: From 0; the mean of the heads if None.
         row: "writes" for the position at which the decoder writes the word, "reads"

@@ -332,13 +332,12 @@ def _mend_best(run_dir: Path, history: list[dict]) -> None:
 def _save_pretrained(
     run: Run, folder: str | Path, half: bool = True, record: dict | None = None
 ) -> Path:
-    """Write a model with all that is needed to use it: what is shipped or shared.
+    """Write the model with all that is needed to use it: what is shipped or shared.
 
-    The folder gets weights.safetensors, tokenizer.model, recipe.json, about.json and
-    manifest.json: all of them, or none.
+    Its weights are taken as they are. The folder gets weights.safetensors,
+    tokenizer.model, recipe.json, about.json and manifest.json: all of them, or none.
 
     Args:
-        run: What Run.load or train gave; its weights are taken as they are.
         folder: Where to; a model that is there is replaced.
         half: Whether to store weights in 16 bits, half the size.
         record: What to say of the weights; the run's own record if None.
