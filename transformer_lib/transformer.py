@@ -325,9 +325,6 @@ def _check_widths(config: "TransformerConfig") -> None:
 def _count_parts(config: TransformerConfig) -> dict[str, int]:
     """How many trained numbers each part of the model has, by arithmetic.
 
-    Args:
-        config: The settings.
-
     Returns:
         Counts for "embeddings", "encoder", "decoder" and "positions".
     """
