@@ -186,7 +186,7 @@ def test_what_is_written_to_keeps_its_kind_and_its_permissions(at, option, tmp_p
 DATA = ["--data", "data"]
 EARLY = {  # command, where it writes -> the rest of what is asked, and the work
     ("prepare", "--out"): (["--corpus", "grammar-en-de"], "prepared.Tokenizer.train"),
-    ("train", "--run"): (["small", *DATA, *TINY], "trainer.Prepared.load"),
+    ("train", "--run"): (["small", *DATA, *TINY], "trainer._ready_data"),
     ("average", "--out"): (["run"], "checkpoints.average_checkpoints"),
     ("translate", "--output"): (["run", "one.en"], "translator.Translator.stream"),
     ("evaluate", "--json"): (
