@@ -90,7 +90,7 @@ def _flatten(rows: Sequence[Sequence[int]], vocab_size: int) -> tuple:
         )
     return flat.astype(_id_type(vocab_size)), offsets
 
-# %% ../notebooks/10_batches.ipynb #cd5bdb7a
+
 def tokenize_pairs(
     pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_length: int = 128
 ) -> TokenPairs:
@@ -114,7 +114,7 @@ def tokenize_pairs(
     size = tokenizer.vocab_size
     return TokenPairs(*_flatten(source, size), *_flatten(target, size))
 
-# %% ../notebooks/10_batches.ipynb #ab7bd573
+# %% ../notebooks/10_batches.ipynb #5e30ebbc
 @dataclass(frozen=True)
 class Batch:
     """Padded ids of some pairs.
@@ -143,7 +143,7 @@ class Batch:
         """The same batch in memory from which a GPU copies by itself."""
         return type(self)(*(x.pin_memory() for x in vars(self).values()))
 
-# %% ../notebooks/10_batches.ipynb #919cb395
+
 def pad(rows: Sequence[Sequence[int]], pad_id: int = PAD) -> Tensor:
     """Rows of ids as one tensor, filled up at the right: int64, (rows, longest)."""
     if not rows:
@@ -341,38 +341,7 @@ class Packed(Batch):
     src_place: Tensor
     tgt_place: Tensor
 
-# %% ../notebooks/10_batches.ipynb #219fc101
-def _fill_rows(sizes: Sequence[tuple[int, int]], width: int) -> list[list[int]]:
-    """Put pairs into rows, each into the first that has room on both sides.
 
-    Args:
-        sizes: Source and target length of each pair.
-        width: Room of a row, for source and for target.
-
-    Returns:
-        The indices of the pairs, row by row; long pairs are placed first.
-
-    Raises:
-        ValueError: If a pair is longer than a row.
-    """
-    rows, room = [], []
-    for i in sorted(range(len(sizes)), key=lambda i: -max(sizes[i])):
-        if max(sizes[i]) > width:
-            raise ValueError(
-                f"pair {i} has {max(sizes[i])} tokens, and a row holds {width}: choose "
-                "wider rows, or leave long pairs out."
-            )
-        fits = (r for r, left in enumerate(room)
-                if left[0] >= sizes[i][0] and left[1] >= sizes[i][1])  # fmt: skip
-        r = next(fits, len(rows))
-        if r == len(rows):
-            rows.append([])
-            room.append([width, width])
-        rows[r].append(i)
-        room[r] = [room[r][0] - sizes[i][0], room[r][1] - sizes[i][1]]
-    return rows
-
-# %% ../notebooks/10_batches.ipynb #60d2071d
 def pack(pairs: TokenPairs, indices: Sequence[int], width: int) -> Packed:
     """Some pairs as few full rows.
 
@@ -404,6 +373,37 @@ def pack(pairs: TokenPairs, indices: Sequence[int], width: int) -> Packed:
         for name, ids in line.items():
             columns[name].append(ids)
     return Packed(**{name: pad(ids) for name, ids in columns.items()})
+
+
+def _fill_rows(sizes: Sequence[tuple[int, int]], width: int) -> list[list[int]]:
+    """Put pairs into rows, each into the first that has room on both sides.
+
+    Args:
+        sizes: Source and target length of each pair.
+        width: Room of a row, for source and for target.
+
+    Returns:
+        The indices of the pairs, row by row; long pairs are placed first.
+
+    Raises:
+        ValueError: If a pair is longer than a row.
+    """
+    rows, room = [], []
+    for i in sorted(range(len(sizes)), key=lambda i: -max(sizes[i])):
+        if max(sizes[i]) > width:
+            raise ValueError(
+                f"pair {i} has {max(sizes[i])} tokens, and a row holds {width}: choose "
+                "wider rows, or leave long pairs out."
+            )
+        fits = (r for r, left in enumerate(room)
+                if left[0] >= sizes[i][0] and left[1] >= sizes[i][1])  # fmt: skip
+        r = next(fits, len(rows))
+        if r == len(rows):
+            rows.append([])
+            room.append([width, width])
+        rows[r].append(i)
+        room[r] = [room[r][0] - sizes[i][0], room[r][1] - sizes[i][1]]
+    return rows
 
 # %% ../notebooks/10_batches.ipynb #2fd711cd
 def _plan_packed(

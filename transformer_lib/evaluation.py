@@ -133,7 +133,7 @@ def _check_corpus(hypotheses: Sequence, references: Sequence, tokens=False) -> N
                 f"a sentence is a {type(sentence).__name__}; give untokenized strings."
             )
 
-# %% ../notebooks/15_evaluation.ipynb #7de21fd0
+# %% ../notebooks/15_evaluation.ipynb #8a3d21d8
 @dataclass(frozen=True)
 class Score:
     """A score with what is needed to compare it.
@@ -155,7 +155,7 @@ def _corpus_score(
     result = metric.corpus_score(list(hypotheses), [list(references)])
     return Score(result.score, str(metric.get_signature()))
 
-# %% ../notebooks/15_evaluation.ipynb #3d0f87f2
+
 def sacre_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """sacreBLEU of untokenized sentences, one reference each.
 
@@ -172,15 +172,7 @@ def sacre_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
     return _corpus_score(BLEU(), hypotheses, references)
 
-# %% ../notebooks/15_evaluation.ipynb #76cf93c1
-def _tokens_13a(sentences: Sequence[str]) -> list[list[str]]:
-    """Tokens as sacreBLEU cuts them by default."""
-    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-    cut = Tokenizer13a()
-    return [cut(sentence.rstrip()).split() for sentence in sentences]
-
-# %% ../notebooks/15_evaluation.ipynb #9ace7fa1
 def sentence_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
     """BLEU of each sentence: smoothed, and without orders that it cannot have.
 
@@ -192,6 +184,14 @@ def sentence_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[
     pairs = zip(_tokens_13a(hypotheses), _tokens_13a(references), strict=True)
     return [_bleu_from_counts(_bleu_counts(*pair), "exp", True) for pair in pairs]
 
+
+def _tokens_13a(sentences: Sequence[str]) -> list[list[str]]:
+    """Tokens as sacreBLEU cuts them by default."""
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    cut = Tokenizer13a()
+    return [cut(sentence.rstrip()).split() for sentence in sentences]
+
 # %% ../notebooks/15_evaluation.ipynb #1c07473d
 def _split_at_hyphens(text: str) -> str:
     """Split compounds at hyphens, as Tensor2Tensor's get_ende_bleu.sh does.
@@ -202,7 +202,7 @@ def _split_at_hyphens(text: str) -> str:
     cut = re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", text.encode())
     return cut.decode()
 
-# %% ../notebooks/15_evaluation.ipynb #9f30e1ad
+
 def tokenized_bleu(
     hypotheses: Sequence[str],
     references: Sequence[str],
@@ -258,17 +258,6 @@ def _chrf_counts(hypothesis: str, reference: str) -> list[int]:
         counts += [got.total() if wanted else 0, wanted.total(), common]
     return counts
 
-
-def _chrf_from_counts(counts: Sequence[float]) -> float:
-    """chrF2 in percent from summed counts."""
-    orders = np.asarray(counts, dtype=float).reshape(6, 3)
-    orders = orders[(orders[:, :2] > 0).all(axis=1)]
-    if not orders[:, 2].any():
-        return 0.0
-    precision = (orders[:, 2] / orders[:, 0]).mean()
-    recall = (orders[:, 2] / orders[:, 1]).mean()
-    return float(100 * 5 * precision * recall / (4 * precision + recall))
-
 # %% ../notebooks/15_evaluation.ipynb #767e5ce3
 def chrf(
     hypotheses: Sequence[str], references: Sequence[str], word_order: int = 0
@@ -288,6 +277,17 @@ def chrf(
     from sacrebleu.metrics import CHRF
 
     return _corpus_score(CHRF(word_order=word_order), hypotheses, references)
+
+
+def _chrf_from_counts(counts: Sequence[float]) -> float:
+    """chrF2 in percent from summed counts."""
+    orders = np.asarray(counts, dtype=float).reshape(6, 3)
+    orders = orders[(orders[:, :2] > 0).all(axis=1)]
+    if not orders[:, 2].any():
+        return 0.0
+    precision = (orders[:, 2] / orders[:, 0]).mean()
+    recall = (orders[:, 2] / orders[:, 1]).mean()
+    return float(100 * 5 * precision * recall / (4 * precision + recall))
 
 # %% ../notebooks/15_evaluation.ipynb #7a89ccf5
 _METRICS = ("BLEU", "chrF2")
@@ -312,7 +312,7 @@ def _score_counts(counts: np.ndarray, metric: str) -> float:
         return _bleu_from_counts(counts, smooth="exp")
     return _chrf_from_counts(counts)
 
-# %% ../notebooks/15_evaluation.ipynb #ffc95172
+
 def _times_drawn(sentences: int, samples: int, seed: int) -> np.ndarray:
     """How often each sentence is drawn in each sample: float64, (samples, N)."""
     if samples < 1:
@@ -327,7 +327,7 @@ def _bounds(values: np.ndarray, outside: float = 0.05) -> tuple[float, float]:
     values, cut = np.sort(values), int(len(values) * outside / 2)
     return float(values[cut]), float(values[-1 - cut])
 
-# %% ../notebooks/15_evaluation.ipynb #7d76e4a1
+
 @dataclass(frozen=True)
 class Interval:
     """A score and where 95% of its bootstrap samples lie.
@@ -393,7 +393,7 @@ class Comparison:
     p_value: float
     differences: np.ndarray = field(repr=False)
 
-# %% ../notebooks/15_evaluation.ipynb #2f57fb26
+
 def paired_bootstrap(
     first: Sequence[str],
     second: Sequence[str],
@@ -499,7 +499,7 @@ def evaluate(
         "outputs": outputs,
     }
 
-# %% ../notebooks/15_evaluation.ipynb #35f47fbe
+
 def _scores_of(
     outputs: Sequence[str], references: Sequence[str], samples: int = 1000
 ) -> dict[str, dict]:

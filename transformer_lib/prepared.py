@@ -66,7 +66,7 @@ def _save_pairs(pairs: TokenPairs, path: str | Path) -> None:
             np.save(part / f"{name}.npy", getattr(pairs, name))
         _write_meta(part, {name: len(getattr(pairs, name)) for name in _ARRAYS})
 
-# %% ../notebooks/10_batches.ipynb #fef41e97
+
 def _load_pairs(path: str | Path, mmap: bool = True) -> TokenPairs:
     """Read a folder that _save_pairs wrote.
 
@@ -92,7 +92,7 @@ def _load_pairs(path: str | Path, mmap: bool = True) -> TokenPairs:
         raise ValueError(f"the files in {path} do not fit together; write it anew.")
     return TokenPairs(**arrays)
 
-# %% ../notebooks/10_batches.ipynb #61b1f6f9
+# %% ../notebooks/10_batches.ipynb #fef41e97
 @contextmanager
 def whole_folder(folder: str | Path, last: str = "manifest.json") -> Iterator[Path]:
     """An empty folder to write into, which becomes another one when it is complete.
@@ -132,7 +132,7 @@ def whole_folder(folder: str | Path, last: str = "manifest.json") -> Iterator[Pa
 
 _NO_ROOM = (errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
 
-# %% ../notebooks/10_batches.ipynb #cf31fb5f
+
 def _part_of(folder: Path) -> Path:
     """Where a folder is written: beside it, or inside where it is there already."""
     if folder.is_dir() and (_is_free(folder) or os.path.ismount(folder)):
@@ -181,7 +181,7 @@ def _same_folder(handle: int, path: Path) -> bool:
     """Whether an open folder still has this name."""
     return path.exists() and os.path.samestat(os.fstat(handle), path.stat())
 
-# %% ../notebooks/10_batches.ipynb #3c858ada
+
 def _put_in_place(part: Path, folder: Path, last: str) -> None:
     """Make a part the folder; what was in the folder goes."""
     for path in part.rglob("*"):  # some libraries write files for their owner alone
@@ -258,15 +258,6 @@ def _pieces_of(
         yield piece
 
 # %% ../notebooks/10_batches.ipynb #dacba792
-def _npy_header(kind: np.dtype, count: int) -> bytes:
-    """The first bytes of a .npy file with so many numbers; always equally many."""
-    out = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(np.dtype(kind))
-    header = {"descr": descr, "fortran_order": False, "shape": (count,)}
-    np.lib.format.write_array_header_1_0(out, header)
-    return out.getvalue()
-
-# %% ../notebooks/10_batches.ipynb #7995523a
 class _PairWriter:
     """Write token pairs to a folder a piece at a time; _load_pairs reads it.
 
@@ -316,6 +307,15 @@ class _PairWriter:
         """Close the files; without finish they are not whole."""
         for file in self.files.values():
             file.close()
+
+
+def _npy_header(kind: np.dtype, count: int) -> bytes:
+    """The first bytes of a .npy file with so many numbers; always equally many."""
+    out = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(np.dtype(kind))
+    header = {"descr": descr, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(out, header)
+    return out.getvalue()
 
 # %% ../notebooks/10_batches.ipynb #519dbf5e
 def _sample_pairs(pairs: Iterable, size: int, seed: int = 0) -> list:
@@ -369,7 +369,7 @@ def _write_split(
     count["sha256"] = text.hexdigest()
     return count | {f"{side}_tokens": writer.sizes[side] for side in ("src", "tgt")}
 
-# %% ../notebooks/10_batches.ipynb #d603137c
+
 def _tokenize_piece(
     piece: list, tokenizer: Tokenizer, settings: dict, threads: int, count: dict
 ) -> list[tuple[list, list]]:
@@ -410,93 +410,7 @@ def _why_not(pair: tuple, ids: tuple, settings: dict) -> str:
         return f"over {limit} words"
     return ""
 
-# %% ../notebooks/10_batches.ipynb #eb7291e4
-def _data_checksum(data: dict) -> str:
-    """SHA-256 of the contents of a data.json without its own checksum."""
-    rest = {key: value for key, value in data.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _file_record(path: Path) -> dict:
-    """Size and SHA-256 of a file, read in small parts."""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"size": path.stat().st_size, "sha256": digest}
-
-
-def _input_sizes(corpus) -> dict[str, int]:
-    """Name and size of each of a user's files, as far as they are there."""
-    table = _user_files(corpus)
-    paths = chain.from_iterable(table.get(split) or [] for split in ("train", "valid"))
-    paths = [Path(path).expanduser() for path in paths]
-    return {str(path): path.stat().st_size for path in paths if path.is_file()}
-
-# %% ../notebooks/10_batches.ipynb #cd3cb266
-def _write_prepared(
-    corpus, part: Path, settings: dict, tokenizer, threads: int | None, show: bool
-) -> None:
-    """Write all files of a prepared folder; data.json comes last.
-
-    Raises:
-        ValueError: If no pair is left for one of the splits.
-    """
-    threads = threads or os.cpu_count() or 1
-    streams = {split: _PairStream(corpus, split) for split in ("train", "valid")}
-    texts, size = dict(streams), settings["max_pairs"]
-    if size:
-        fitting = _within(streams["train"], settings["max_words"])
-        texts["train"] = _sample_pairs(fitting, size, settings["seed"])
-    if tokenizer is None:
-        text = _within(texts["train"], settings["max_words"])
-        sample = _sample_pairs(text, settings["sample_size"], settings["seed"])
-        if not sample:
-            raise ValueError(f"no pair is left to train on. {streams['train'].report}")
-        sides = (side for pair in sample for side in pair)
-        tokenizer = Tokenizer.train(sides, settings["vocab_size"], settings["kind"])
-        del sample
-    tokenizer.save(part / "tokenizer.model")
-    sentencepiece.set_random_generator_seed(settings["seed"])
-    once = settings | {"sample": 0.0, "copies": 1}
-    data = {"format": 1, "corpus": corpus, "settings": settings}
-    data["input_sizes"] = _input_sizes(corpus)
-    with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
-        for split, stream in streams.items():
-            how = settings if split == "train" else once
-            data[split] = _write_split(
-                texts[split], tokenizer, part / split, how, threads, bar
-            ) | stream.about()
-    _write_data(part, data)
-
-# %% ../notebooks/10_batches.ipynb #80b55e7d
-def _write_data(part: Path, data: dict) -> None:
-    """Write data.json: what is known of the text, and of every file.
-
-    Raises:
-        ValueError: If no pair is left for one of the splits.
-    """
-    for split in ("train", "valid"):
-        data[f"{split}_pairs"] = kept = data[split]["kept"]
-        if not kept:
-            raise ValueError(
-                f"no pair is left for the {split} split: {data[split]['read']:,} were "
-                f"read, left out {data[split]['left_out']}. Give more text, or files "
-                "of their own to validate on ('valid', --valid)."
-            )
-    first = data["train"]
-    data |= {key: first[key] for key in ("origin", "licence", "sha256")}
-    reports = [data[split].get("cleaning") for split in ("train", "valid")]
-    data["cleaning"] = "\n".join(dict.fromkeys(filter(None, reports)))
-    paths = sorted(path for path in part.rglob("*") if path.is_file())
-    data["files"] = {p.relative_to(part).as_posix(): _file_record(p) for p in paths}
-    data = json.loads(json.dumps(data, default=str))
-    data["checksum"] = _data_checksum(data)
-    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-    with open(part / "data.json", "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-# %% ../notebooks/10_batches.ipynb #1e51376f
+# %% ../notebooks/10_batches.ipynb #761ec76e
 @dataclass(frozen=True)
 class Prepared:
     """A corpus that is ready for training.
@@ -514,65 +428,7 @@ class Prepared:
     valid: TokenPairs
     data: dict
 
-# %% ../notebooks/10_batches.ipynb #cfe6a8ae
-def _load_prepared(cls, folder: str | Path, verify: bool = False) -> Prepared:
-    """Load what prepare wrote.
 
-    Args:
-        folder: The folder.
-        verify: Whether to read all files and compare their checksums; sizes are
-            always compared.
-
-    Raises:
-        ValueError: If there is nothing, or a file is missing, cut short or damaged;
-            it names the file.
-    """
-    folder = Path(folder)
-    data = _read_data(folder)
-    odd = {name: problem for name, wanted in data["files"].items()
-           if (problem := _what_is_wrong(folder / name, wanted, verify))}  # fmt: skip
-    if odd:
-        more = f" ({len(odd)} such files)" if len(odd) > 1 else ""
-        name, problem = next(iter(odd.items()))
-        raise ValueError(
-            f"{folder / name} {problem}{more}. Delete the folder and prepare it again."
-        )
-    train, valid = (_load_pairs(folder / split) for split in ("train", "valid"))
-    return cls(Tokenizer.load(folder / "tokenizer.model"), train, valid, data)
-
-
-Prepared.load = classmethod(_load_prepared)
-
-
-def _read_data(folder: Path) -> dict:
-    """Read a data.json, and see that it is whole."""
-    path = folder / "data.json"
-    if not path.is_file():
-        raise ValueError(f"{folder} holds no prepared text: it has no data.json.")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        whole = data["checksum"] == _data_checksum(data)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise ValueError(
-            f"{path} is damaged. Delete the folder and prepare it again."
-        )
-    return data
-
-
-def _what_is_wrong(path: Path, wanted: dict, verify: bool) -> str:
-    """What is wrong with a file, in words; an empty text if nothing is."""
-    if not path.is_file():
-        return "is missing"
-    size = path.stat().st_size
-    if size != wanted["size"]:
-        return f"has {size:,} bytes instead of {wanted['size']:,}"
-    if verify and _file_record(path) != wanted:
-        return "is damaged: its SHA-256 is not the one that was noted"
-    return ""
-
-# %% ../notebooks/10_batches.ipynb #10e7030d
 def prepare(
     corpus,
     folder: str | Path,
@@ -637,7 +493,151 @@ def prepare(
                 _write_prepared(corpus, part, settings, tokenizer, threads, show)
     return _found_prepared(folder, corpus, settings)
 
-# %% ../notebooks/10_batches.ipynb #a257b899
+
+def _load_prepared(cls, folder: str | Path, verify: bool = False) -> Prepared:
+    """Load what prepare wrote.
+
+    Args:
+        folder: The folder.
+        verify: Whether to read all files and compare their checksums; sizes are
+            always compared.
+
+    Raises:
+        ValueError: If there is nothing, or a file is missing, cut short or damaged;
+            it names the file.
+    """
+    folder = Path(folder)
+    data = _read_data(folder)
+    odd = {name: problem for name, wanted in data["files"].items()
+           if (problem := _what_is_wrong(folder / name, wanted, verify))}  # fmt: skip
+    if odd:
+        more = f" ({len(odd)} such files)" if len(odd) > 1 else ""
+        name, problem = next(iter(odd.items()))
+        raise ValueError(
+            f"{folder / name} {problem}{more}. Delete the folder and prepare it again."
+        )
+    train, valid = (_load_pairs(folder / split) for split in ("train", "valid"))
+    return cls(Tokenizer.load(folder / "tokenizer.model"), train, valid, data)
+
+
+Prepared.load = classmethod(_load_prepared)
+
+
+def _read_data(folder: Path) -> dict:
+    """Read a data.json, and see that it is whole."""
+    path = folder / "data.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no prepared text: it has no data.json.")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        whole = data["checksum"] == _data_checksum(data)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise ValueError(
+            f"{path} is damaged. Delete the folder and prepare it again."
+        )
+    return data
+
+
+def _what_is_wrong(path: Path, wanted: dict, verify: bool) -> str:
+    """What is wrong with a file, in words; an empty text if nothing is."""
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size != wanted["size"]:
+        return f"has {size:,} bytes instead of {wanted['size']:,}"
+    if verify and _file_record(path) != wanted:
+        return "is damaged: its SHA-256 is not the one that was noted"
+    return ""
+
+
+def _write_prepared(
+    corpus, part: Path, settings: dict, tokenizer, threads: int | None, show: bool
+) -> None:
+    """Write all files of a prepared folder; data.json comes last.
+
+    Raises:
+        ValueError: If no pair is left for one of the splits.
+    """
+    threads = threads or os.cpu_count() or 1
+    streams = {split: _PairStream(corpus, split) for split in ("train", "valid")}
+    texts, size = dict(streams), settings["max_pairs"]
+    if size:
+        fitting = _within(streams["train"], settings["max_words"])
+        texts["train"] = _sample_pairs(fitting, size, settings["seed"])
+    if tokenizer is None:
+        text = _within(texts["train"], settings["max_words"])
+        sample = _sample_pairs(text, settings["sample_size"], settings["seed"])
+        if not sample:
+            raise ValueError(f"no pair is left to train on. {streams['train'].report}")
+        sides = (side for pair in sample for side in pair)
+        tokenizer = Tokenizer.train(sides, settings["vocab_size"], settings["kind"])
+        del sample
+    tokenizer.save(part / "tokenizer.model")
+    sentencepiece.set_random_generator_seed(settings["seed"])
+    once = settings | {"sample": 0.0, "copies": 1}
+    data = {"format": 1, "corpus": corpus, "settings": settings}
+    data["input_sizes"] = _input_sizes(corpus)
+    with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
+        for split, stream in streams.items():
+            how = settings if split == "train" else once
+            data[split] = _write_split(
+                texts[split], tokenizer, part / split, how, threads, bar
+            ) | stream.about()
+    _write_data(part, data)
+
+
+def _write_data(part: Path, data: dict) -> None:
+    """Write data.json: what is known of the text, and of every file.
+
+    Raises:
+        ValueError: If no pair is left for one of the splits.
+    """
+    for split in ("train", "valid"):
+        data[f"{split}_pairs"] = kept = data[split]["kept"]
+        if not kept:
+            raise ValueError(
+                f"no pair is left for the {split} split: {data[split]['read']:,} were "
+                f"read, left out {data[split]['left_out']}. Give more text, or files "
+                "of their own to validate on ('valid', --valid)."
+            )
+    first = data["train"]
+    data |= {key: first[key] for key in ("origin", "licence", "sha256")}
+    reports = [data[split].get("cleaning") for split in ("train", "valid")]
+    data["cleaning"] = "\n".join(dict.fromkeys(filter(None, reports)))
+    paths = sorted(path for path in part.rglob("*") if path.is_file())
+    data["files"] = {p.relative_to(part).as_posix(): _file_record(p) for p in paths}
+    data = json.loads(json.dumps(data, default=str))
+    data["checksum"] = _data_checksum(data)
+    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    with open(part / "data.json", "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _data_checksum(data: dict) -> str:
+    """SHA-256 of the contents of a data.json without its own checksum."""
+    rest = {key: value for key, value in data.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _file_record(path: Path) -> dict:
+    """Size and SHA-256 of a file, read in small parts."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"size": path.stat().st_size, "sha256": digest}
+
+
+def _input_sizes(corpus) -> dict[str, int]:
+    """Name and size of each of a user's files, as far as they are there."""
+    table = _user_files(corpus)
+    paths = chain.from_iterable(table.get(split) or [] for split in ("train", "valid"))
+    paths = [Path(path).expanduser() for path in paths]
+    return {str(path): path.stat().st_size for path in paths if path.is_file()}
+
+
 def _check_settings(settings: dict, threads: int | None) -> None:
     """Refuse numbers below 1, and a share that is none."""
     if not 0 <= settings["sample"] <= 1:

@@ -11,8 +11,8 @@ __all__ = ['ngram_figure']
 from collections import Counter
 from collections.abc import Sequence
 
-from transformer_lib.evaluation import _ngrams, bleu
-from transformer_lib.figures.frame import InteractiveFigure
+from ..evaluation import _ngrams, bleu
+from .frame import InteractiveFigure
 
 
 def _counted_ngrams(
@@ -38,7 +38,7 @@ def _counted_ngrams(
         found.append((" ".join(gram), counts, said[gram], meant[gram]))
     return found
 
-# %% ../../notebooks/15_evaluation.ipynb #c48fcc48
+
 _NGRAM_PICTURE = r"""
 const pair = data[state.pair], n = state.n + 1, grams = pair.grams[state.n];
 const hit = new Set(), found = grams.filter(g => g[1]).length;
@@ -76,7 +76,7 @@ _NGRAM_STYLE = """
 .interactive-figure .grams .misses { border: 2px dotted var(--orange); }
 """
 
-# %% ../../notebooks/15_evaluation.ipynb #b976d899
+
 def ngram_figure(
     pairs: dict[str, tuple[Sequence[str], Sequence[str]]],
 ) -> InteractiveFigure:
