@@ -53,6 +53,7 @@ from transformer_lib.onnx_export import (
     _in_16_bits,
     _OnnxSteps,
     _pack_weights,
+    _rounded_to_8_bits,
     _tokenizer_data,
 )
 from transformer_lib.runs import load_pretrained
@@ -226,6 +227,31 @@ def test_what_is_twice_is_stored_once():
 
     block = _pack_weights({"one": graph(), "other": graph()})
     assert len(block) == 2 * 1024
+    block = _pack_weights({"one": graph(), "other": graph()}, int8=True)
+    assert len(block) == 1024 + 32 * 4  # whole numbers, and a scale for each column
+
+
+@pytest.mark.parametrize("name", ["shipped", "other"])
+def test_eight_bits_are_those_of_the_rounded_model(exports, tmp_path, name):
+    """Whole numbers times scales: the weights of the rounded model and no others."""
+    model, tokenizer, exact = exports(name)
+    folder = _export_onnx(model, tokenizer, tmp_path / "small", int8=True)
+    size, half = ((f / "weights.bin").stat().st_size for f in (folder, exact))
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    assert matrices <= size < 1.1 * matrices and size < 0.6 * half
+    rounded, small = _rounded_to_8_bits(model), OnnxModel(folder)
+    for weight, near in zip(model.parameters(), rounded.parameters(), strict=True):
+        if weight.dim() < 2:
+            assert torch.equal(weight, near)
+            continue
+        scale = weight.abs().amax(dim=1, keepdim=True) / 127
+        assert ((weight - near).abs() <= 0.501 * scale).all()
+    for text in TEXTS[:3]:
+        ids = torch.tensor([[*tokenizer.encode(text), EOS]])
+        ours = beam_search(rounded, ids, beam_size=2)[0][0]
+        theirs = small.beam_search(ids, beam_size=2)[0]
+        assert ours.ids == theirs.ids
+        assert ours.log_prob == pytest.approx(theirs.log_prob, abs=1e-4)
 
 
 # --- files ----------------------------------------------------------------------------
@@ -850,7 +876,7 @@ def test_all_exports_are_proved(tmp_path):
     apart = export_module.prove(model, tokenizer, folders, ["", *TEXTS])
     assert apart.keys() == folders.keys()
     assert all(x < 1e-4 for kind, x in apart.items() if "int8" not in kind)
-    assert 1e-4 < apart["ctranslate2-int8"] < 1
+    assert 1e-4 < apart["ctranslate2-int8"] < 1 and 1e-4 < apart["onnx-int8"] < 1
     again = export_module.export_model(model, tokenizer, tmp_path, kinds=["marian"])
     assert again == {"marian": tmp_path / "marian"}
     with torch.no_grad():

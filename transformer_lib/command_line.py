@@ -358,7 +358,7 @@ def _run_export(asked: argparse.Namespace) -> None:
 
     _ensure_writable(asked.out, folder=True)
     kinds = asked.to or _EXPORTS
-    _needs(*(name for kind in kinds for name in _PACKAGES.get(kind, ["ctranslate2"])))
+    _needs(*(name for kind in kinds for name in _PACKAGES[kind.removesuffix("-int8")]))
     model, tokenizer, about = load_pretrained(asked.model)
     if asked.sentences:
         name, sentences = asked.sentences, list(_lines_of([asked.sentences]))[:200]
@@ -372,7 +372,8 @@ def _run_export(asked: argparse.Namespace) -> None:
         print(f"  {folders[kind]}: within {apart:.0e} of the model's")
 
 
-_PACKAGES = {"onnx": ["onnx", "onnxscript", "onnxruntime"], "marian": ["transformers"]}
+_PACKAGES = {"onnx": ["onnx", "onnxscript", "onnxruntime"],
+             "marian": ["transformers"], "ctranslate2": ["ctranslate2"]}  # fmt: skip
 
 
 def _unseen(about: dict, count: int = 40) -> tuple[str, list[str]]:
@@ -715,7 +716,8 @@ def _fill_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=_path_of, required=True, metavar="FOLDER",
                         help="where to: each kind gets a folder of its name in it")
     parser.add_argument("--to", nargs="+", metavar="KIND",
-                        help="onnx marian ctranslate2 ctranslate2-int8 (all)")
+                        help="onnx marian ctranslate2 ctranslate2-int8 "
+                             "onnx-int8 (all)")
     parser.add_argument("--sentences", type=_path_of, metavar="FILE",
                         help="prove it on these, one a line (the model's corpus)")
 

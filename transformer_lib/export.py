@@ -27,7 +27,7 @@ from .tokenizer import BOS, EOS, Tokenizer
 from .transformer import Transformer, evaluating
 
 # %% ../notebooks/22_export.ipynb #7679b137
-_EXPORTS = ("onnx", "marian", "ctranslate2", "ctranslate2-int8")
+_EXPORTS = ("onnx", "marian", "ctranslate2", "ctranslate2-int8", "onnx-int8")
 
 
 def export_model(
@@ -60,6 +60,7 @@ def export_model(
 
     writers = {
         "onnx": lambda to: _export_onnx(model, tokenizer, to, about),
+        "onnx-int8": lambda to: _export_onnx(model, tokenizer, to, about, int8=True),
         "marian": lambda to: _export_marian(model, tokenizer, to),
     }
     for kind, stored in (("ctranslate2", "float32"), ("ctranslate2-int8", "int8")):
@@ -109,8 +110,9 @@ def prove(
     from transformer_lib.marian import _marian_scores
     from transformer_lib.onnx_export import OnnxModel, _onnx_scores
 
-    readers = {"onnx": lambda at: _onnx_scores(OnnxModel(at), src, tgt),
-               "marian": lambda at: _marian_scores(at, src, tgt)}  # fmt: skip
+    readers = {"marian": lambda at: _marian_scores(at, src, tgt)}
+    for kind in ("onnx", "onnx-int8"):
+        readers[kind] = lambda at: _onnx_scores(OnnxModel(at), src, tgt)
     apart = {}
     for kind, at in exports.items():
         read = readers.get(kind, lambda at: CTranslate2Model(at).token_scores(src, tgt))

@@ -8,6 +8,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/22_e
 __all__ = ['OnnxModel']
 
 # %% ../notebooks/22_export.ipynb #5dec7655
+import copy
 import hashlib
 import json
 import math
@@ -25,6 +26,7 @@ from .export import _check_export, _check_threads, _on_cpu, _quietly
 from .files import whole_file
 from .positions import LearnedPositions, frequencies
 from .prepared import whole_folder
+from .speed import _quantize_rows
 from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from .transformer import Transformer, evaluating
 from .translator import _trained_length
@@ -234,7 +236,9 @@ def _graphs_of(model: Transformer) -> dict:
         }
 
 # %% ../notebooks/22_export.ipynb #98f86841
-def _pack_weights(graphs: dict, file_name: str = "weights.bin") -> bytes:
+def _pack_weights(
+    graphs: dict, file_name: str = "weights.bin", int8: bool = False
+) -> bytes:
     """Move the weights out of ONNX graphs into one block, each weight once.
 
     A float32 weight that 16 bits can hold exactly is stored so.
@@ -242,6 +246,7 @@ def _pack_weights(graphs: dict, file_name: str = "weights.bin") -> bytes:
     Args:
         graphs: onnx.ModelProto by name; changed in place.
         file_name: The file that the block will be written to, beside the graphs.
+        int8: Whether a matrix is stored as whole numbers, as _in_8_bits makes them.
 
     Returns:
         The block.
@@ -250,22 +255,33 @@ def _pack_weights(graphs: dict, file_name: str = "weights.bin") -> bytes:
 
     block, places = bytearray(), {}
     for graph in graphs.values():
-        casts = []
-        for tensor in graph.graph.initializer:
-            values = numpy_helper.to_array(tensor)
-            if values.nbytes < 1024:
+        nodes, inner = [], graph.graph
+        factors = {node.input[1] for node in inner.node if node.op_type == "MatMul"}
+        for tensor in list(inner.initializer):
+            values, name = numpy_helper.to_array(tensor), tensor.name
+            if values.nbytes < _SMALL:
                 continue  # shapes and small things stay where they are
-            name, half = tensor.name, _in_16_bits(values)
-            if half is not None:
-                tensor.CopyFrom(numpy_helper.from_array(half, f"{name}_16"))
-                cast = [f"{name}_16"], [name]
-                casts.append(helper.make_node("Cast", *cast, to=TensorProto.FLOAT))
+            stored, whole = _in_16_bits(values), name
+            if int8 and values.ndim == 2 and values.dtype == np.float32:
+                stored, scales = _in_8_bits(values, by_column=name in factors)
+                scales = numpy_helper.from_array(scales, f"{name}_scales")
+                inner.initializer.append(scales)
+                _point_into(block, places, inner.initializer[-1], file_name)
+                whole = f"{name}_whole"
+                nodes.append(helper.make_node("Mul", [whole, scales.name], [name]))
+            if stored is not None:
+                tensor.CopyFrom(numpy_helper.from_array(stored, f"{name}_stored"))
+                cast = [tensor.name], [whole]
+                nodes.insert(0, helper.make_node("Cast", *cast, to=TensorProto.FLOAT))
             _point_into(block, places, tensor, file_name)
-        for i, cast in enumerate(casts):
-            graph.graph.node.insert(i, cast)
+        for i, node in enumerate(nodes):  # all casts first, then the products
+            inner.node.insert(i, node)
     return bytes(block)
 
 # %% ../notebooks/22_export.ipynb #b6cb58c0
+_SMALL = 1024  # bytes
+
+
 def _in_16_bits(values: np.ndarray) -> np.ndarray | None:
     """The same float32 numbers in 16 bits, or None where that would change one."""
     if values.dtype != np.float32:
@@ -273,6 +289,28 @@ def _in_16_bits(values: np.ndarray) -> np.ndarray | None:
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
     return half if np.array_equal(half.astype(np.float32), values) else None
+
+
+def _in_8_bits(values: np.ndarray, by_column: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix as whole numbers and a scale for each of its rows, or columns.
+
+    Source: Bhandare et al. 2019 (int8 for the Transformer).
+    """
+    rows = torch.from_numpy(values.T.copy() if by_column else values.copy())
+    whole, scales = (x.numpy() for x in _quantize_rows(rows))
+    whole, scales = (whole.T, scales.T) if by_column else (whole, scales)
+    return np.ascontiguousarray(whole), np.ascontiguousarray(scales)
+
+
+def _rounded_to_8_bits(model: Transformer) -> Transformer:
+    """A copy of a model with the weights that its export with int8 stands for."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.parameters():  # (out, in), or a row for each piece
+            if weight.dim() == 2 and weight.numel() * 4 >= _SMALL:
+                whole, scales = _quantize_rows(weight)
+                weight.copy_(whole.float() * scales)
+    return model
 
 
 def _point_into(block: bytearray, places: dict, tensor, file_name: str) -> None:
@@ -358,6 +396,7 @@ def _export_onnx(
     tokenizer: Tokenizer,
     folder: str | Path,
     about: dict | None = None,
+    int8: bool = False,
 ) -> Path:
     """Write a model for programs that run ONNX, with all that they need to translate.
 
@@ -369,6 +408,8 @@ def _export_onnx(
         tokenizer: Its tokenizer.
         folder: Where to; an earlier export there is replaced.
         about: The model's record, as load_pretrained gives it.
+        int8: Whether matrices are stored in 8 bits, as in _rounded_to_8_bits: half the
+            size, and the weights are no longer quite the model's.
 
     Returns:
         The folder.
@@ -382,7 +423,7 @@ def _export_onnx(
     _check_export(model, tokenizer, folder, "onnx")
     model = _on_cpu(model)
     graphs = _graphs_of(model)
-    weights = _pack_weights(graphs)
+    weights = _pack_weights(graphs, int8=int8)
     text, table = _tokenizer_data(tokenizer)
     files = {f"{name}.onnx": g.SerializeToString() for name, g in graphs.items()}
     files |= {"weights.bin": weights, "normalizer.bin": table}

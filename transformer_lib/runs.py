@@ -400,7 +400,8 @@ def load_pretrained(
 
     Args:
         folder_or_name: Such as "tatoeba-en-de", a folder that save_pretrained wrote,
-            or the folder of a run, of which the best weights are taken.
+            or the folder of a run or its name in runs_folder(), of which the best
+            weights are taken.
         device: Where the model goes; as default_device says if None.
 
     Returns:
@@ -428,14 +429,14 @@ def load_pretrained(
 
 # %% ../notebooks/13_runs.ipynb #1a0a179e
 def _find_pretrained(folder_or_name: str | Path) -> Path:
-    """The folder of a model, by its path or by the name it ships under.
+    """The folder of a model: by its path, the name it ships under, or its run's.
 
     Raises:
         ValueError: If there is none.
     """
     given = Path(folder_or_name)
     shipped = Path(str(resources.files("transformer_lib"))) / "pretrained"
-    for folder in (given, shipped / given):
+    for folder in (given, shipped / given, runs_folder() / given):
         if any((folder / n).is_file() for n in ("weights.safetensors", "recipe.json")):
             return folder
     known = sorted(path.parent.name for path in shipped.glob("*/weights.safetensors"))
@@ -513,7 +514,8 @@ def read_evidence(name: str) -> dict:
     """Read the record of a run: records ship with the library, as its data.
 
     Args:
-        name: Name of the record, such as "tatoeba-en-de" or "benchmarks/peers".
+        name: Name of the record, such as "tatoeba-en-de" or "benchmarks/peers"; of
+            what the queue of long runs left, that of the run will do.
 
     Returns:
         Recipe, data, environment, history, scores, outputs.
@@ -522,13 +524,15 @@ def read_evidence(name: str) -> dict:
         ValueError: If there is no such record; with the names of all.
     """
     folder = resources.files("transformer_lib") / "evidence"
-    record = folder / f"{name}.json"
-    if not record.is_file():
-        more = [f"benchmarks/{file.name}" for file in (folder / "benchmarks").iterdir()]
-        files = [*(file.name for file in folder.iterdir()), *more]
-        known = sorted(f.removesuffix(".json") for f in files if f.endswith(".json"))
-        raise ValueError(f"no record {name!r}: there are {', '.join(known)}.")
-    return json.loads(record.read_text(encoding="utf-8"))
+    queued = [part for part in (folder / "results").iterdir() if part.is_dir()]
+    for place in (folder, *queued):
+        if (place / f"{name}.json").is_file():
+            return json.loads((place / f"{name}.json").read_text(encoding="utf-8"))
+    files = [f"benchmarks/{file.name}" for file in (folder / "benchmarks").iterdir()]
+    files = sorted(files + [file.name for file in folder.iterdir()])
+    files += sorted(file.name for place in queued for file in place.iterdir())
+    known = [f.removesuffix(".json") for f in files if f.endswith(".json")]
+    raise ValueError(f"no record {name!r}: there are {', '.join(known)}.")
 
 # %% ../notebooks/13_runs.ipynb #c0f7fb22
 def _pair_key(pair: tuple[str, str]) -> str:

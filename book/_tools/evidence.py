@@ -1,9 +1,11 @@
 """Train a recipe, score it on its test set, and keep the record.
 
-    python book/_tools/evidence.py tatoeba-en-de [--run-dir DIR] [--max-minutes M]
-    python book/_tools/evidence.py tatoeba-en-de --run-dir DIR --score-only
+    python book/_tools/evidence.py RECIPE [--run-dir DIR] [--max-minutes M]
+    python book/_tools/evidence.py RECIPE --run-dir DIR --score-only
+    python book/_tools/evidence.py tatoeba-en-de --first tatoeba-en-de-start
 
-An interrupted run goes on where it stopped.
+An interrupted run goes on where it stopped. With --first, that recipe is trained
+before, in a folder of its name beside the run's, for a recipe that starts from it.
 Writes transformer_lib/evidence/RECIPE.json: recipe, data hash, hardware, versions,
 commit, history, scores with their signatures for the best, the last and the averaged
 weights, by greedy decoding and by beam search, and the translation of each test
@@ -13,16 +15,21 @@ weights and beam 4, whichever scores best.
 
 import argparse
 import math
-from dataclasses import asdict
+import os
+import random
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from transformer_lib.batches import tokenize_pairs
 from transformer_lib.checkpoints import _step_files, _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import _ensure_writable
+from transformer_lib.onnx_export import _rounded_to_8_bits
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import Run, _pair_key, runs_folder
 from transformer_lib.trainer import train
+from transformer_lib.training import validation_loss
 from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator
 
@@ -60,8 +67,31 @@ def scored(run: Run, weights: str, beam_size: int, test) -> tuple[dict, list[str
     return row, outputs
 
 
-def record_of(run_dir: Path, device: str) -> dict:
-    """Everything that the book says of a run."""
+def losses_of(run: Run, count: int = 1000) -> dict[str, float]:
+    """Loss in nats per piece on some pairs of each split: no dropout, no smoothing."""
+    found = {}
+    for split in ("train", "valid", "test"):
+        pairs = load_corpus(run.recipe.corpus, split).pairs
+        some = random.Random(0).sample(pairs, min(count, len(pairs)))
+        kept = tokenize_pairs(some, run.tokenizer, run.recipe.max_length)
+        found[split] = validation_loss(run.model, kept, 4096)
+    return found
+
+
+def training_of(run: Run) -> dict:
+    """What was trained, on what, where, and how it went."""
+    return {
+        "losses": losses_of(run),
+        "recipe": asdict(run.recipe),
+        "data": run.data,
+        "environment": run.environment,
+        "finished": run.progress.step >= run.recipe.max_steps,
+        "history": run.history,
+    }
+
+
+def record_of(run_dir: Path, device: str, first: Path | None = None) -> dict:
+    """Everything that the book says of a run, and of the one that it started from."""
     run = Run.load(run_dir, device)
     test = load_corpus(run.recipe.corpus, "test")
     best_is_last = run.record["step"] == run.history[-1]["step"]
@@ -75,6 +105,10 @@ def record_of(run_dir: Path, device: str) -> dict:
         for beam_size in DECODINGS:
             row, outputs = scored(chosen, weights, beam_size, test)
             table.append(row)
+    small = replace(chosen, model=_rounded_to_8_bits(chosen.model))
+    in_8_bits, _ = scored(small, weights, 4, test)
+    in_8_bits["weights"] += ", matrices in 8 bits"
+    table.insert(-1, in_8_bits)
     about = {key: table[-1][key] for key in ("weights", "decoding")} | {
         "test_set": f"{test.name} test{SETS.get(test.name, '')}",
         "sentences": len(test),
@@ -82,12 +116,9 @@ def record_of(run_dir: Path, device: str) -> dict:
     }
     keys = [_pair_key(pair) for pair in test.pairs]
     return {
-        "recipe": asdict(run.recipe),
+        **training_of(run),
         "parameters": sum(p.numel() for p in run.model.parameters()),
-        "data": run.data,
-        "environment": run.environment,
-        "finished": run.progress.step >= run.recipe.max_steps,
-        "history": run.history,
+        **({"first": training_of(Run.load(first, device))} if first else {}),
         "scores": {name: table[-1][name] | about for name in ("sacreBLEU", "chrF2")},
         "choices": table,
         "outputs": dict(zip(keys, outputs, strict=True)),
@@ -97,6 +128,7 @@ def record_of(run_dir: Path, device: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
+    parser.add_argument("--first", metavar="RECIPE", help="what it starts from")
     parser.add_argument("--run-dir", type=Path, help="folder of the run")
     parser.add_argument("--max-minutes", type=float, default=math.inf)
     parser.add_argument("--score-only", action="store_true", help="train no further")
@@ -106,13 +138,18 @@ def main() -> None:
     recipe = Recipe.load(asked.recipe)
     run_dir = asked.run_dir or runs_folder() / recipe.name
     device = default_device(asked.device)
+    earlier = Recipe.load(asked.first) if asked.first else None
+    first = run_dir.with_name(earlier.name) if earlier else None
     path = asked.out or ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
     _ensure_writable(path.parent, folder=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     _ensure_writable(path)
     if not asked.score_only:
+        if earlier:
+            train(earlier, first, device=device)
+            os.environ["TRANSFORMER_LIB_RUNS"] = str(run_dir.parent)  # there it is
         train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
-    _write_json(path, record_of(run_dir, device))
+    _write_json(path, record_of(run_dir, device, first))
     print(f"The record is in {path}.")
     if len(_step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
         Run.load(run_dir, device, "average").save_pretrained(run_dir / "averaged")
