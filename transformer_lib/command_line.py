@@ -358,7 +358,8 @@ def _run_export(asked: argparse.Namespace) -> None:
 
     _ensure_writable(asked.out, folder=True)
     kinds = asked.to or _EXPORTS
-    _needs(*(name for kind in kinds for name in _PACKAGES[kind.removesuffix("-int8")]))
+    families = {kind.removesuffix("-int8") for kind in kinds} & _PACKAGES.keys()
+    _needs(*(name for family in sorted(families) for name in _PACKAGES[family]))
     model, tokenizer, about = load_pretrained(asked.model)
     if asked.sentences:
         name, sentences = asked.sentences, list(_lines_of([asked.sentences]))[:200]
