@@ -358,8 +358,8 @@ def _run_export(asked: argparse.Namespace) -> None:
 
     _ensure_writable(asked.out, folder=True)
     kinds = asked.to or _EXPORTS
-    families = {kind.removesuffix("-int8") for kind in kinds} & _PACKAGES.keys()
-    _needs(*(name for family in sorted(families) for name in _PACKAGES[family]))
+    families = {kind.removesuffix("-int8") for kind in kinds}
+    _needs(*(n for f, names in _PACKAGES.items() if f in families for n in names))
     model, tokenizer, about = load_pretrained(asked.model)
     if asked.sentences:
         name, sentences = asked.sentences, list(_lines_of([asked.sentences]))[:200]
