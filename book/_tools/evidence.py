@@ -2,20 +2,19 @@
 
     python book/_tools/evidence.py RECIPE [--run-dir DIR] [--max-minutes M]
     python book/_tools/evidence.py RECIPE --run-dir DIR --score-only
-    python book/_tools/evidence.py tatoeba-en-de --first tatoeba-en-de-start
+    python book/_tools/evidence.py RECIPE --score-only --weights average
 
-An interrupted run goes on where it stopped. With --first, that recipe is trained
-before, in a folder of its name beside the run's, for a recipe that starts from it.
-Writes transformer_lib/evidence/RECIPE.json: recipe, data hash, hardware, versions,
-commit, history, scores with their signatures for the best, the last and the averaged
-weights, by greedy decoding and by beam search, and the translation of each test
-sentence beside a hash that says of which. The headline is the paper's way, averaged
-weights and beam 4, whichever scores best.
+An interrupted run goes on where it stopped. Writes
+transformer_lib/evidence/RECIPE.json: recipe, data hash, hardware, versions, commit,
+history, scores with their signatures for the best, the last and the averaged weights
+(or for those that --weights names), by greedy decoding and by beam search, and the
+translation of each test sentence beside a hash that says of which. The headline is
+the paper's way, averaged weights and beam 4, whichever scores best; losses on the
+three splits are of the same weights.
 """
 
 import argparse
 import math
-import os
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -78,25 +77,18 @@ def losses_of(run: Run, count: int = 1000) -> dict[str, float]:
     return found
 
 
-def training_of(run: Run) -> dict:
-    """What was trained, on what, where, and how it went."""
-    return {
-        "losses": losses_of(run),
-        "recipe": asdict(run.recipe),
-        "data": run.data,
-        "environment": run.environment,
-        "finished": run.progress.step >= run.recipe.max_steps,
-        "history": run.history,
-    }
-
-
-def record_of(run_dir: Path, device: str, first: Path | None = None) -> dict:
-    """Everything that the book says of a run, and of the one that it started from."""
-    run = Run.load(run_dir, device)
-    test = load_corpus(run.recipe.corpus, "test")
+def choices_of(run: Run, run_dir: Path) -> list[str]:
+    """Which weights of a run there are to choose from, the paper's choice last."""
     best_is_last = run.record["step"] == run.history[-1]["step"]
     choices = ["last"] if best_is_last else ["best", "last"]
-    choices += ["average"] * (len(_step_files(run_dir)) > 1)
+    return choices + ["average"] * (len(_step_files(run_dir)) > 1)
+
+
+def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> dict:
+    """Everything that the book says of a run; of these weights, else of all."""
+    run = Run.load(run_dir, device)
+    test = load_corpus(run.recipe.corpus, "test")
+    choices = [c for c in choices_of(run, run_dir) if not choices or c in choices]
     table = []
     for weights in choices:
         chosen = Run.load(run_dir, device, weights)
@@ -116,40 +108,40 @@ def record_of(run_dir: Path, device: str, first: Path | None = None) -> dict:
     }
     keys = [_pair_key(pair) for pair in test.pairs]
     return {
-        **training_of(run),
+        "recipe": asdict(run.recipe),
         "parameters": sum(p.numel() for p in run.model.parameters()),
-        **({"first": training_of(Run.load(first, device))} if first else {}),
+        "data": run.data,
+        "environment": run.environment,
+        "finished": run.progress.step >= run.recipe.max_steps,
+        "losses": {"weights": about["weights"], **losses_of(chosen)},
+        "history": run.history,
         "scores": {name: table[-1][name] | about for name in ("sacreBLEU", "chrF2")},
         "choices": table,
         "outputs": dict(zip(keys, outputs, strict=True)),
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
-    parser.add_argument("--first", metavar="RECIPE", help="what it starts from")
     parser.add_argument("--run-dir", type=Path, help="folder of the run")
     parser.add_argument("--max-minutes", type=float, default=math.inf)
     parser.add_argument("--score-only", action="store_true", help="train no further")
+    kinds = ["best", "last", "average"]
+    parser.add_argument("--weights", choices=kinds, nargs="+", help="only these")
     parser.add_argument("--device", help="cpu or cuda (what is there)")
     parser.add_argument("--out", type=Path, help="where the record goes")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     recipe = Recipe.load(asked.recipe)
     run_dir = asked.run_dir or runs_folder() / recipe.name
     device = default_device(asked.device)
-    earlier = Recipe.load(asked.first) if asked.first else None
-    first = run_dir.with_name(earlier.name) if earlier else None
     path = asked.out or ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
     _ensure_writable(path.parent, folder=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     _ensure_writable(path)
     if not asked.score_only:
-        if earlier:
-            train(earlier, first, device=device)
-            os.environ["TRANSFORMER_LIB_RUNS"] = str(run_dir.parent)  # there it is
         train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
-    _write_json(path, record_of(run_dir, device, first))
+    _write_json(path, record_of(run_dir, device, asked.weights))
     print(f"The record is in {path}.")
     if len(_step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
         Run.load(run_dir, device, "average").save_pretrained(run_dir / "averaged")

@@ -1,0 +1,77 @@
+"""ship.py RUN [--name NAME]: make a trained run the model that ships.
+
+    make evidence QUEUE=translator     trains and scores it; then, with its folder:
+    python book/_tools/ship.py RUN
+
+Takes the averaged weights and the record.json that the queue left in the folder of the
+run, writes transformer_lib/pretrained/NAME and transformer_lib/evidence/NAME.json under
+the name by which the library knows the model, and makes again every record that is read
+off this model: the sentence of chapters 01 to 07, the heads of chapter 27, newstest2014
+of chapter 24. Minutes to an hour on a CPU. It ends with the commands that need the
+built book. Refuses a run that is not finished, and weights of 20 MB or more.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from transformer_lib.checkpoints import _write_json
+from transformer_lib.runs import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "transformer_lib"
+LARGEST = 20e6  # bytes of a shipped model, its tokenizer and recipe included
+AFTER = [
+    [sys.executable, "book/_tools/sentence.py"],
+    [sys.executable, "-c", "import transformer_lib.heads as h; h.record_heads("
+     "'transformer_lib/evidence/attention-heads.json')"],
+    [sys.executable, "benchmarks/newstest.py"],
+]  # fmt: skip
+LATER = "make book && python benchmarks/translator.py && make test"
+
+
+def ship(run_dir: Path, name: str, library: Path = LIBRARY) -> Path:
+    """Write the model and its record into the library.
+
+    Returns:
+        The folder of the model.
+
+    Raises:
+        ValueError: If the run is not finished or not scored, or is too large.
+    """
+    if not (run_dir / "record.json").is_file():
+        raise ValueError(f"{run_dir} has no record.json: let the queue score the run.")
+    record = json.loads((run_dir / "record.json").read_text("utf-8"))
+    if not record["finished"]:
+        raise ValueError(f"{run_dir}: this run is not finished; train it to its end.")
+    run = Run.load(run_dir, "cpu", "average")
+    folder = library / "pretrained" / name
+    sizes = 2 * sum(p.numel() for p in run.model.parameters())
+    sizes += (run_dir / "tokenizer.model").stat().st_size
+    if sizes >= LARGEST:
+        raise ValueError(f"{sizes / 1e6:.1f} MB: a shipped model has less than 20.")
+    replace(run, recipe=replace(run.recipe, name=name)).save_pretrained(folder)
+    record["recipe"]["name"] = name
+    _write_json(library / "evidence" / f"{name}.json", record)
+    return folder
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="folder of the finished run")
+    parser.add_argument("--name", default="tatoeba-en-de", help="its name from now on")
+    asked = parser.parse_args(arguments)
+    try:
+        print(f"The model is in {ship(asked.run, asked.name)}.")
+    except ValueError as error:
+        sys.exit(str(error))
+    for command in AFTER:
+        subprocess.run(command, cwd=ROOT, check=True)
+    print(f"Then: {LATER}")
+
+
+if __name__ == "__main__":
+    main()

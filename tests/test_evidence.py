@@ -1,0 +1,94 @@
+"""The record of a trained translator, as book/_tools/evidence.py makes it."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import small_runs
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "book" / "_tools"))
+import evidence
+import ship
+
+from transformer_lib.corpora import load_corpus
+from transformer_lib.runs import Run, load_pretrained
+from transformer_lib.training import validation_loss
+
+data_dir, train = small_runs.data_dir, small_runs.train
+
+
+def few(name, split="train"):
+    """Twelve pairs of each split."""
+    corpus = load_corpus(name, split)
+    return replace(corpus, pairs=corpus.pairs[:12])
+
+
+@pytest.fixture
+def run_dir(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "load_corpus", few)
+    train(small_runs.tiny(keep_last=2), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_all_weights_are_scored_and_the_headline_is_the_papers_way(run_dir, capsys):
+    record = evidence.record_of(run_dir, "cpu")
+    said = [row["weights"].partition(",")[0] for row in record["choices"]]
+    assert said[-3:] == ["mean of 2"] * 3 and set(said[:-3]) <= {"best", "last"}
+    in_8_bits, headline = record["choices"][-2:]
+    assert in_8_bits["weights"].endswith("in 8 bits")
+    assert record["scores"]["sacreBLEU"]["value"] == headline["sacreBLEU"]["value"]
+    assert headline["decoding"].startswith("beam 4")
+    assert record["finished"] and len(record["outputs"]) == len(few("grammar-en-de"))
+    assert capsys.readouterr().out.count("BLEU") == len(said)
+
+
+def test_scores_and_losses_are_those_of_the_weights_named(run_dir):
+    record = evidence.record_of(run_dir, "cpu", ["average"])
+    assert len(record["choices"]) == 3
+    run = Run.load(run_dir, "cpu", "average")
+    run.model.half().float()  # as it is shipped
+    test = few("grammar-en-de", "test").pairs
+    outputs = list(record["outputs"].values())
+    theirs = sacrebleu.corpus_bleu(outputs, [[target for _, target in test]]).score
+    assert record["scores"]["sacreBLEU"]["value"] == pytest.approx(theirs)
+    assert record["losses"]["weights"] == record["choices"][-1]["weights"]
+    pairs = evidence.tokenize_pairs(test, run.tokenizer, run.recipe.max_length)
+    loss = validation_loss(run.model, pairs, 4096)
+    assert record["losses"]["test"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_the_command_scores_and_leaves_what_can_be_shipped(run_dir, tmp_path):
+    out = tmp_path / "record.json"
+    recipe = 'name = "t"\ncorpus = "grammar-en-de"\nvocab_size = 340\n'
+    (tmp_path / "recipe.toml").write_text(recipe, "utf-8")
+    evidence.main(
+        [str(tmp_path / "recipe.toml"), "--run-dir", str(run_dir), "--score-only",
+         "--weights", "average", "--device", "cpu", "--out", str(out)]
+    )  # fmt: skip
+    assert out.is_file()
+    assert (run_dir / "averaged" / "weights.safetensors").is_file()
+
+
+def test_a_finished_run_becomes_the_model_that_ships(run_dir, tmp_path):
+    library = tmp_path / "library"
+    (library / "evidence").mkdir(parents=True)
+    with pytest.raises(ValueError, match="no record.json"):
+        ship.ship(run_dir, "known", library)
+    record = evidence.record_of(run_dir, "cpu", ["average"])
+    kept = run_dir / "record.json"
+    kept.write_text(json.dumps(record | {"finished": False}), "utf-8")
+    with pytest.raises(ValueError, match="not finished"):
+        ship.ship(run_dir, "known", library)
+    assert not (library / "pretrained").exists()
+    kept.write_text(json.dumps(record), "utf-8")
+    model, _, about = load_pretrained(ship.ship(run_dir, "known", library), "cpu")
+    assert about["recipe"]["name"] == "known"
+    ours = json.loads((library / "evidence" / "known.json").read_text("utf-8"))
+    assert ours["recipe"] == about["recipe"]
+    average = Run.load(run_dir, "cpu", "average").model.half().float()
+    for name, weights in average.state_dict().items():
+        assert torch.equal(weights, model.state_dict()[name]), name
