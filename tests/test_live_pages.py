@@ -73,9 +73,9 @@ class Reader:
 
     def wait(self, number):
         self.page.wait_for_function(
-            "n => { const out = document.querySelector(`#live-${n} + .live-output`);"
-            " return out.querySelector('.live-notes p') &&"
-            " !out.parentElement.querySelector('[aria-disabled]') }",
+            "n => { const cell = document.querySelector(`#live-${n}`).closest('.cell');"
+            " return cell.querySelector('.live-notes p') &&"
+            " !cell.querySelector('[aria-disabled]') }",
             arg=number,
         )
 
@@ -86,7 +86,7 @@ class Reader:
     def seen(self, number):
         """What a cell printed, its error, and the notes under it."""
         self.wait(number)
-        out = self.page.locator(f"#live-{number} + .live-output")
+        out = self.cell(number).locator(".live-output")
         text, error = out.locator("pre").all()
         notes = out.locator(".live-notes").inner_text()
         return text.text_content(), error.text_content(), notes
@@ -198,6 +198,18 @@ def test_reset_brings_text_and_output_back(reader):
     reader.page.get_by_role("button", name="Reset all cells").click()
     assert reader.editor(first).input_value() == live_cells()[first - 1]
     assert reader.editor(number).input_value() == live_cells()[number - 1]
+
+
+def test_a_folded_cell_keeps_its_buttons_in_the_fold(reader):
+    number = cell_with("def show(name")
+    fold = reader.cell(number).locator("summary")
+    assert not reader.button("Run", number).is_visible()
+    fold.click()
+    assert "Done" in reader.run(number)[2]
+    fold.click()
+    assert not reader.button("Run", number).is_visible()
+    assert reader.cell(number).locator(".live-notes").is_visible()
+    reader.page.get_by_role("button", name="Reset all cells").click()
 
 
 @pytest.mark.parametrize("exercise", exercises(), ids=lambda e: e.number)

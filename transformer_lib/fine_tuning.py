@@ -18,9 +18,7 @@ from pathlib import Path
 import torch
 
 from .recipes import Recipe
-from transformer_lib.runs import (
-    load_pretrained,
-)
+from .runs import load_pretrained
 from .tokenizer import Tokenizer, merge_pair, pairs_in
 from .transformer import Transformer
 

@@ -32,7 +32,8 @@ def outdated(app, env, added, changed, removed):
     if app.builder.format != "html":
         return []
     static = HERE.parent / "_static"
-    newest = max((static / name).stat().st_mtime for name in ("live.js", "live.css"))
+    parts = ("live.js", "live.css", "make.js")
+    newest = max((static / name).stat().st_mtime for name in parts)
     pages = [name for name in app.config.live_pages if name in env.found_docs]
     built = [Path(app.builder.get_outfilename(name)) for name in pages]
     return [
@@ -85,7 +86,8 @@ def add_script(app, pagename, templatename, context, doctree):
     if is_live(app, pagename):
         app.add_css_file("live.css")
         if app.config.live_python:
-            app.add_js_file("live.js", loading_method="defer")
+            for name in ("make.js", "live.js"):
+                app.add_js_file(name, loading_method="defer")
 
 
 def write_sources(app, error):

@@ -21,7 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "book" / "_static"
 MODEL = "tatoeba-en-de"
-PARTS = ("through.js", "through.css", "translator_engine.js")
+PARTS = ("make.js", "through.js", "through.css", "translator_engine.js")
 
 
 # --- what the model computes ----------------------------------------------------------

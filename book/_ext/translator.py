@@ -24,7 +24,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "book" / "_static"
 MODEL = "tatoeba-en-de"
-PARTS = ("translator.js", "translator_engine.js", "translator.css")
+PARTS = ("make.js", "translator.js", "translator_engine.js", "translator.css")
 RUNTIME = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
 PACKAGES = ("onnx", "onnxscript")
 # What the page never asks for is not served with it.
@@ -121,7 +121,8 @@ def add_script(app, pagename, templatename, context, doctree):
     if pagename in getattr(app.env, "translator_pages", {}):
         app.add_css_file("translator.css")
         if app.config.translator_page:
-            app.add_js_file("translator.js", loading_method="defer")
+            for name in ("make.js", "translator.js"):
+                app.add_js_file(name, loading_method="defer")
 
 
 class Record(SphinxRole):

@@ -75,15 +75,7 @@
 
   // --- small things -------------------------------------------------------------------
 
-  function make(tag, attributes = {}, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (typeof value === "function") element.addEventListener(name, value);
-      else if (value !== false) element.setAttribute(name, value === true ? "" : value);
-    }
-    element.append(...children);
-    return element;
-  }
+  const { make } = window.literate; // make.js
 
   const KEYWORDS =
     "and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for|" +
@@ -231,8 +223,10 @@
       );
       this.box.setAttribute("role", "group");
       this.box.setAttribute("aria-label", `Live ${name}`);
-      const input = this.box.querySelector(":scope > .cell_input, :scope > details") || code;
-      input.after(this.bar, this.output);
+      // A folded cell has its buttons inside the fold, and what it prints below it.
+      const input = this.box.querySelector(".cell_input");
+      input.after(this.bar);
+      (input.closest("details") || this.bar).after(this.output);
     }
 
     // The exercise that this cell belongs to: its heading, and its number.

@@ -5,7 +5,10 @@
 // file lists the terms of a number's sum (Model.sum) and shows them. It computes no step
 // of the model: tests/test_through.py adds the terms up and compares.
 
+import "./make.js";
 import { checked, fetched } from "./translator_engine.js";
+
+const { make } = globalThis.literate;
 
 // --- the numbers ------------------------------------------------------------------------
 
@@ -174,16 +177,6 @@ const written = x => {
   const text = size === 0 ? "0" : size < 0.01 ? x.toExponential(1) : size >= 100 ? x.toFixed(0) : x.toPrecision(3);
   return text.replace("-", "−");
 };
-
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") element.addEventListener(name, value);
-    else if (value !== false) element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children);
-  return element;
-}
 
 export function show(box, model) {
   const parts = [...new Set(model.steps.map(step => step.part))];

@@ -27,15 +27,7 @@
 
   // --- small things -----------------------------------------------------------------------
 
-  function make(tag, attributes = {}, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (typeof value === "function") element.addEventListener(name, value);
-      else if (value !== false) element.setAttribute(name, value === true ? "" : value);
-    }
-    element.append(...children);
-    return element;
-  }
+  const { make } = window.literate; // make.js
 
   function choice(label, options, change = () => {}) {
     const select = make("select", { change }, ...options.map(([value, text]) => make("option", { value }, text)));
