@@ -158,7 +158,9 @@ def test_the_books_sentence_is_seen_before_anything_is_built(name):
     """A figure of trained numbers stands before the list of what is needed."""
     (path,) = (path for path in PATHS if path.stem[3:] == name)
     every = cells(path)
-    wants = next(i for i, c in enumerate(every) if "> **You will build**" in c["source"])
+    wants = next(
+        i for i, c in enumerate(every) if "> **You will build**" in c["source"]
+    )
     seen = [c for c in every[:wants] if c["cell_type"] == "code"]
     assert "read_sentence" in seen[2]["source"], "after default_exp and the guard"
     assert seen[2]["metadata"]["mystnb"]["caption"]
