@@ -54,7 +54,7 @@ def mark_cells(app, doctree, docname):
     line = nodes.paragraph(classes=["live-about"])
     if app.config.live_python:
         line += nodes.Text(
-            "With JavaScript, the code of this page can be changed and run here."
+            "With JavaScript, cells of this page can be changed and run here."
         )
         for cell in doctree.findall(nodes.container):
             if cell.get("nb_element") == "cell_code" and has_code(cell):

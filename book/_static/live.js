@@ -423,7 +423,8 @@
   function showAbout(about) {
     const resetAll = () => cells.forEach(cell => (cell.isEdited || cell.shown) && cell.reset());
     about.replaceChildren(
-      "Change a cell and press Run: Python runs in your browser, once 13 MB are loaded. ",
+      "Cells with a Run button can be changed and run: Python runs in your browser, once " +
+      "13 MB are loaded. ",
       make("span", { id: "live-keys" }, "Ctrl+Enter runs a cell, Escape leaves its text."),
       " What you change is kept in this browser. ",
       make("button", { type: "button", click: resetAll }, "Reset all cells"),
