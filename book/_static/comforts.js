@@ -104,6 +104,29 @@
     fold(true);
   }
 
+  // --- figures ----------------------------------------------------------------------
+  // On a narrow screen book.css shows a figure no smaller than its words can be read at,
+  // and lets it slide. Its own size is known here, and what slides is reached by keys.
+  const SLIDES = "div.cell_output:has(> img)";
+  function letFiguresSlide() {
+    const settle = () => {
+      for (const box of document.querySelectorAll(SLIDES)) {
+        const over = box.scrollWidth > box.clientWidth + 1;
+        box.classList.toggle("slides", over);
+        if (over) box.tabIndex = 0; else box.removeAttribute("tabindex");
+      }
+    };
+    for (const image of document.querySelectorAll(`${SLIDES} > img`)) {
+      const measure = () => {
+        image.style.setProperty("--own", `${image.naturalWidth}px`);
+        settle();
+      };
+      if (image.complete) measure(); else image.addEventListener("load", measure);
+    }
+    addEventListener("resize", settle);
+    settle();
+  }
+
   // --- progress ----------------------------------------------------------------------
   const chapter = /^notebooks\//.test(known.page || "") ? known.page.split("/")[1] : null;
   const article = () => document.querySelector("article.bd-article");
@@ -203,6 +226,7 @@
     explainTerms();
     if (known.letters) explainShapes();
     foldDocstrings();
+    letFiguresSlide();
     if (chapter && article()) follow();
     offerNotes();
     markRead();
