@@ -14,7 +14,7 @@ from transformer_lib.figures.looking_inside import (
     plot_links,
 )
 from transformer_lib.looking_inside import (
-    Attention,
+    AttentionMaps,
     look,
 )
 from transformer_lib.runs import load_pretrained
@@ -78,7 +78,8 @@ def test_view_holds_the_weights(pair):
 def test_view_escapes_what_it_is_given():
     odd = ['<b>"&\'</script>', "</s>"]
     weights = {"encoder": [torch.full((1, 1, 2, 2), 0.5)]}
-    view = AttentionView(Attention(odd, ["<s>"], weights), "encoder", kinds=["encoder"])
+    maps = AttentionMaps(odd, ["<s>"], weights)
+    view = AttentionView(maps, "encoder", kinds=["encoder"])
     text, data = data_of(view)
     assert data["source"] == odd and text.count("</script>") == 1
 

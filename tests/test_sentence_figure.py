@@ -10,7 +10,7 @@ from transformer_lib.figures.hello import (
     read_sentence,
     sides_of,
 )
-from transformer_lib.looking_inside import Attention
+from transformer_lib.looking_inside import AttentionMaps
 from transformer_lib.runs import read_evidence
 
 MARKS = [(".line", "stroke")]
@@ -37,7 +37,7 @@ def test_words_are_put_together_as_chapter_18_does(record):
     weights = {kind: [torch.tensor(layer)[None] for layer in layers]
                for kind, layers in record["attention"].items()}  # fmt: skip
     sides = (record[side]["pieces"] for side in ("source", "target"))
-    wanted = Attention(*sides, weights).by_words().weights
+    wanted = AttentionMaps(*sides, weights).by_words().weights
     for kind in ("encoder", "decoder"):
         _, rows, _, columns = sides_of(record, kind)
         for layer, heads in enumerate(record["attention"][kind]):

@@ -69,77 +69,7 @@ def most_attended(
     groups = _word_groups([tokenizer.processor.id_to_piece(i) for i in src])
     return _merge_words(torch.stack(seen), groups, groups).argmax(dim=-1)
 
-# %% ../notebooks/27_looking_inside.ipynb #b3a96913
-_MAIN_VERBS = frozenset(form.split()[0] for verb in _VERBS for form in verb.english)
-_ARTICLES = frozenset({"the", "a", "an"})
-_RELATIONS = (
-    "article → noun", "noun → article", "adjective → noun", "subject → verb",
-    "verb → subject", "verb → object", "object → verb",
-)  # fmt: skip
-
-# %% ../notebooks/27_looking_inside.ipynb #742659dd
-def _clause_words(clause: _Clause, question: bool) -> tuple[list[str], list, dict]:
-    """The words of an English clause, its noun phrases, and where its parts stand.
-
-    Returns:
-        Words; for each noun phrase the places of its words; and the places of
-        "subject", "verb" and, if there is one, "object".
-    """
-    statement, helper, bare = clause.english
-    no = ["cannot"] if helper == "can" else [helper, "not"]
-    no = no if clause.negated else []
-    subject, thing = clause.subject.english.split(), clause.object.english.split()
-    before = [helper] if question else []
-    middle = [*no, *bare.split()] if question or no else statement.split()
-    words = [*before, *subject, *middle, *thing]
-    at, end = len(before), len(before) + len(subject)
-    phrases = [list(range(at, end)), list(range(len(words) - len(thing), len(words)))]
-    verb = next(i for i in range(end, len(words)) if words[i] in _MAIN_VERBS)
-    return words, phrases, {"subject": end - 1, "verb": verb, "object": len(words) - 1}
-
-
-def _relation_sentence(rng: random.Random) -> tuple[str, dict[str, set]]:
-    """An English sentence of chapter 08's grammar, and which word belongs to which.
-
-    Args:
-        rng: Where the choices come from.
-
-    Returns:
-        The sentence, and for each of RELATIONS a set of (from, to) places of words.
-    """
-    drawn = rng.random()
-    clauses = [_verb_clause(rng, rng.random() < 0.25 and drawn >= 0.2)]
-    opening, joint = [], []
-    if drawn < 0.4:
-        pass
-    elif drawn < 0.6:
-        opening = rng.choice(["I know that", "We think that", "They say that"]).split()
-    else:
-        clauses.append(_verb_clause(rng, rng.random() < 0.25))
-        joint = ["because"]
-    words, found = list(opening), {name: set() for name in _RELATIONS}
-    for i, clause in enumerate(clauses):
-        words += joint if i else []
-        own, phrases, parts = _clause_words(clause, question=drawn < 0.2)
-        at = len(words)
-        words += own
-        s, v, o = (at + parts[name] for name in ("subject", "verb", "object"))
-        found["subject → verb"].add((s, v))
-        found["verb → subject"].add((v, s))
-        found["verb → object"].add((v, o))
-        found["object → verb"].add((o, v))
-        for phrase in phrases:
-            noun = at + phrase[-1]
-            for place in phrase[:-1]:
-                if own[place] in _ARTICLES:
-                    found["article → noun"].add((at + place, noun))
-                    found["noun → article"].add((noun, at + place))
-                else:
-                    found["adjective → noun"].add((at + place, noun))
-    text = " ".join(words)
-    return text[0].upper() + text[1:] + ("?" if drawn < 0.2 else "."), found
-
-
+# %% ../notebooks/27_looking_inside.ipynb #c27a0002
 def _words_of(tokenizer: Tokenizer, sentence: str) -> list[str]:
     """The words of a sentence, signs apart, as most_attended counts them."""
     pieces = tokenizer.pieces(sentence)
@@ -257,6 +187,76 @@ def _link_gains(
     error = (link - control).std(dim=0) / len(cases) ** 0.5
     means = {"link": link.mean(dim=0), "control": control.mean(dim=0)}
     return means | {"gain": means["link"] - means["control"], "error": error}
+
+# %% ../notebooks/27_looking_inside.ipynb #b3a96913
+_MAIN_VERBS = frozenset(form.split()[0] for verb in _VERBS for form in verb.english)
+_ARTICLES = frozenset({"the", "a", "an"})
+_RELATIONS = (
+    "article → noun", "noun → article", "adjective → noun", "subject → verb",
+    "verb → subject", "verb → object", "object → verb",
+)  # fmt: skip
+
+# %% ../notebooks/27_looking_inside.ipynb #742659dd
+def _clause_words(clause: _Clause, question: bool) -> tuple[list[str], list, dict]:
+    """The words of an English clause, its noun phrases, and where its parts stand.
+
+    Returns:
+        Words; for each noun phrase the places of its words; and the places of
+        "subject", "verb" and, if there is one, "object".
+    """
+    statement, helper, bare = clause.english
+    no = ["cannot"] if helper == "can" else [helper, "not"]
+    no = no if clause.negated else []
+    subject, thing = clause.subject.english.split(), clause.object.english.split()
+    before = [helper] if question else []
+    middle = [*no, *bare.split()] if question or no else statement.split()
+    words = [*before, *subject, *middle, *thing]
+    at, end = len(before), len(before) + len(subject)
+    phrases = [list(range(at, end)), list(range(len(words) - len(thing), len(words)))]
+    verb = next(i for i in range(end, len(words)) if words[i] in _MAIN_VERBS)
+    return words, phrases, {"subject": end - 1, "verb": verb, "object": len(words) - 1}
+
+
+def _relation_sentence(rng: random.Random) -> tuple[str, dict[str, set]]:
+    """An English sentence of chapter 08's grammar, and which word belongs to which.
+
+    Args:
+        rng: Where the choices come from.
+
+    Returns:
+        The sentence, and for each of RELATIONS a set of (from, to) places of words.
+    """
+    drawn = rng.random()
+    clauses = [_verb_clause(rng, rng.random() < 0.25 and drawn >= 0.2)]
+    opening, joint = [], []
+    if drawn < 0.4:
+        pass
+    elif drawn < 0.6:
+        opening = rng.choice(["I know that", "We think that", "They say that"]).split()
+    else:
+        clauses.append(_verb_clause(rng, rng.random() < 0.25))
+        joint = ["because"]
+    words, found = list(opening), {name: set() for name in _RELATIONS}
+    for i, clause in enumerate(clauses):
+        words += joint if i else []
+        own, phrases, parts = _clause_words(clause, question=drawn < 0.2)
+        at = len(words)
+        words += own
+        s, v, o = (at + parts[name] for name in ("subject", "verb", "object"))
+        found["subject → verb"].add((s, v))
+        found["verb → subject"].add((v, s))
+        found["verb → object"].add((v, o))
+        found["object → verb"].add((o, v))
+        for phrase in phrases:
+            noun = at + phrase[-1]
+            for place in phrase[:-1]:
+                if own[place] in _ARTICLES:
+                    found["article → noun"].add((at + place, noun))
+                    found["noun → article"].add((noun, at + place))
+                else:
+                    found["adjective → noun"].add((at + place, noun))
+    text = " ".join(words)
+    return text[0].upper() + text[1:] + ("?" if drawn < 0.2 else "."), found
 
 # %% ../notebooks/27_looking_inside.ipynb #f4f5e084
 def _zeroed(weights: Tensor, allowed: Tensor) -> Tensor:

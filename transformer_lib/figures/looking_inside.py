@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..looking_inside import Attention
+from ..looking_inside import AttentionMaps
 from ..tokenizer import _MARK
 
 # %% ../../notebooks/27_looking_inside.ipynb #37e6b6bd
@@ -200,7 +200,7 @@ class AttentionView:
 
     def __init__(
         self,
-        attention: Attention,
+        attention: AttentionMaps,
         kind: str = "cross",
         layer: int = 0,
         head: int | None = None,
