@@ -1,17 +1,23 @@
 """The library is what the notebooks export: nothing else, nothing older."""
 
-import importlib.util
+import json
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_library_is_what_the_notebooks_export(tmp_path):
-    spec = importlib.util.spec_from_file_location(
-        "export", ROOT / "book" / "_tools" / "export.py"
-    )
-    export = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(export)
+@pytest.fixture
+def export(monkeypatch):
+    """The tool that writes the library."""
+    monkeypatch.syspath_prepend(ROOT / "book" / "_tools")
+    import export
+
+    return export
+
+
+def test_library_is_what_the_notebooks_export(export, tmp_path):
     wanted = export.exported(tmp_path)
     changes = export.differences(wanted, ROOT / "transformer_lib")
     assert not changes, (
@@ -20,6 +26,43 @@ def test_library_is_what_the_notebooks_export(tmp_path):
     )
     rooms = {"hello.py", "exercises/check.py", "figures/attention.py"}
     assert rooms <= set(wanted)
+
+
+def write_chapter(folder, *sources):
+    """A notebook with these code cells, named c0, c1, and so on."""
+    folder.mkdir(exist_ok=True)
+    cells = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": [source]}
+        for i, source in enumerate(sources)
+    ]
+    path = folder / "98_lost.ipynb"
+    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "above",
+    ["#@title The tool\n", "# A comment.\n#| hide\n", "import torch\n\n"],
+)
+@pytest.mark.parametrize("directive", ["#| export", "#| exporti figures.lost"])
+def test_a_cell_that_would_be_lost_is_refused(export, tmp_path, above, directive):
+    """nbdev leaves it out of the library and says nothing."""
+    notebooks = tmp_path / "notebooks"
+    cell = f"{above}{directive}\ndef lost(): ..."
+    write_chapter(notebooks, "#| export\ndef found(): ...", cell)
+    with pytest.raises(SystemExit) as refused:
+        export.exported(tmp_path / "aside", tmp_path)
+    said = str(refused.value)
+    assert said.startswith(f'notebooks/98_lost.ipynb, cell c1: "{directive}" stands')
+    assert f'below "{above.splitlines()[0]}"' in said
+    assert "first line" in said and "c0" not in said
+    assert not (tmp_path / "aside").exists()
+
+
+def test_directives_may_stand_above_one_another(export, tmp_path):
+    """And words about a directive, inside a line, are none."""
+    cells = "\n#| hide\n#| export\nx = 1", '#@title How\nprint("#| export")'
+    write_chapter(tmp_path, *cells)
+    export.refuse_lost_exports(tmp_path)
 
 
 def test_a_chapter_depends_on_what_its_modules_import(monkeypatch):

@@ -35,6 +35,9 @@ WHOSE = {
     "figures": "What draws the figures of",
 }
 FURTHER = re.compile(r"^#\|[ \t]*exporti?[ \t]+([\w.]+)[ \t]*$", re.MULTILINE)
+# nbdev reads directives only above everything else in a cell.
+TOO_LOW = re.compile(r"^(?![ \t]*(?:#[ \t]*\||%%\w|$)).*", re.MULTILINE)
+EXPORTS = re.compile(r"^[ \t]*#[ \t]*\|[ \t]*export\w*\b.*$", re.MULTILINE)
 HEAD = re.compile(r'(# %% \S+/(\w+)\.ipynb #\w+\n)"""(.+?)"""\n+', re.DOTALL)
 PAGES = "https://literate-transformer.github.io/literate-transformer/notebooks"
 
@@ -50,8 +53,39 @@ def further_modules(notebooks: Path) -> dict[str, str]:
     return found
 
 
+def refuse_lost_exports(notebooks: Path) -> None:
+    """Refuse cells whose export directive has another line above it.
+
+    nbdev would leave such a cell out of the library and say nothing.
+
+    Raises:
+        SystemExit: Which cells, and what to do.
+    """
+    lost = []
+    for path in sorted(notebooks.glob("*.ipynb")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            source = "".join(cell["source"])
+            first = TOO_LOW.search(source)
+            if cell["cell_type"] != "code" or first is None:
+                continue
+            if below := EXPORTS.search(source, first.end()):
+                lost.append(
+                    f'notebooks/{path.name}, cell {cell["id"]}: "{below[0].strip()}" '
+                    f'stands below "{first[0].strip()}", so the cell would be '
+                    "missing from the library. Make it the first line of the cell; a "
+                    "cell that is exported has no #@title."
+                )
+    if lost:
+        raise SystemExit("\n".join(lost))
+
+
 def exported(folder: Path, root: Path = ROOT) -> dict[str, str]:
-    """Export root's notebooks into folder; give each module's path and text."""
+    """Export root's notebooks into folder; give each module's path and text.
+
+    Raises:
+        SystemExit: A cell would be lost, nbdev failed, or a room has no text.
+    """
+    refuse_lost_exports(root / "notebooks")
     shutil.copytree(root / "notebooks", folder / "notebooks")
     shutil.copy(root / "pyproject.toml", folder)
     library = folder / "transformer_lib"
