@@ -823,7 +823,7 @@ def test_the_length_of_the_training_is_exported(tmp_path):
     ({"positions": "rotary"}, "rotary positions"), ({"num_kv_heads": 1}, "heads that"),
     ({"num_experts": 2}, "mixtures of experts"),
 ])  # fmt: skip
-def test_what_chapter_20_changes_is_not_left_out(tmp_path, changes, telling):
+def test_what_chapter_28_changes_is_not_left_out(tmp_path, changes, telling):
     _, tokenizer = small_model()
     sizes = {"d_model": 24, "num_heads": 3, "num_layers": 1, "d_ff": 40} | changes
     config = FamilyConfig(tokenizer.vocab_size, cross_attention=True, **sizes)

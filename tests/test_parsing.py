@@ -305,7 +305,7 @@ def test_recipes_of_section_6_3():
     assert Recipe.load("craft-parsing").corpus == "craft+chunks"
 
 
-def test_chapter_17_tells_of_the_long_runs_once_they_are_there():
+def test_chapter_26_tells_of_the_long_runs_once_they_are_there():
     """Its prose on CRAFT is of the record it reads: a new one asks for new prose."""
     root = Path(__file__).resolve().parents[1]
     kept = root / "transformer_lib" / "evidence" / "results"

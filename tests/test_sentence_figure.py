@@ -33,7 +33,7 @@ def test_the_record_is_the_one_that_ships(record):
     assert record == read_evidence("sentence")
 
 
-def test_words_are_put_together_as_chapter_18_does(record):
+def test_words_are_put_together_as_chapter_27_does(record):
     weights = {kind: [torch.tensor(layer)[None] for layer in layers]
                for kind, layers in record["attention"].items()}  # fmt: skip
     sides = (record[side]["pieces"] for side in ("source", "target"))

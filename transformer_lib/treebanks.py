@@ -213,7 +213,9 @@ def _load_toy(split: str) -> tuple[list[Tree], str]:
 _TREEBANKS = ("toy", "craft", "wsj")
 
 
-def load_trees(name: str, split: str = "train", folder: str | Path | None = None):
+def load_trees(
+    name: str, split: str = "train", folder: str | Path | None = None
+) -> Treebank:
     """Load a treebank by name, cleaned.
 
     Args:
