@@ -1,9 +1,11 @@
 """Chapter 12: the loop, updates against torch's own, packed rows, mistakes."""
 
 import importlib.util
+import itertools
 import json
 import math
 import random
+import types
 from functools import partial
 from pathlib import Path
 
@@ -228,6 +230,47 @@ def test_precision_by_compute_capability(monkeypatch, major, wanted):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 5))
     precision, why = training._native_precision("cuda")
     assert precision == wanted and f"{major}.5" in why
+
+
+@pytest.mark.parametrize(("float32", "bfloat16", "wanted"), [
+    (157e9, 85e9, "float32"),  # a Xeon with AVX512-BF16
+    (98e9, 212e9, "bfloat16"),  # an EPYC with AVX512-BF16
+    (98e9, 105e9, "float32"),  # no clear gain
+])  # fmt: skip
+def test_precision_of_a_cpu_by_what_it_does_fast(
+    monkeypatch, float32, bfloat16, wanted
+):
+    asked = []
+
+    def measured(threads):
+        asked.append(threads)
+        return {"float32": float32, "bfloat16": bfloat16}
+
+    monkeypatch.setattr(training, "_product_rates", measured)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    precision, why = training._native_precision("cpu")
+    assert precision == wanted and asked == [3]
+    assert f"{float32 / 1e9:.0f} billion operations a second in float32" in why
+    assert f"{bfloat16 / 1e9:.0f} in bfloat16" in why
+    assert training._native_precision("meta")[0] == "float32" and asked == [3]
+
+
+def test_a_product_is_timed_once_and_leaves_the_random_numbers(monkeypatch):
+    """The clock says 1 s for each product in float32 and half of that in bfloat16."""
+    now = itertools.accumulate(itertools.cycle([1.0, 1.0, 1.0, 0.5]))
+    clock = types.SimpleNamespace(perf_counter=lambda: next(now))
+    monkeypatch.setattr(training, "time", clock)
+    training._product_rates.cache_clear()
+    before = torch.get_rng_state()
+    rates = training._product_rates(1)
+    assert rates == {
+        "float32": 2 * 1280 * 256 * 1024,
+        "bfloat16": 4 * 1280 * 256 * 1024,
+    }
+    assert torch.equal(before, torch.get_rng_state())
+    monkeypatch.setattr(clock, "perf_counter", None)  # it is not asked again
+    assert training._product_rates(1) is rates
+    training._product_rates.cache_clear()
 
 
 def test_accumulation_equals_one_big_batch(model, pairs):

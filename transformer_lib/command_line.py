@@ -472,7 +472,7 @@ def _check_torch() -> tuple:
     precision, why = _native_precision("cpu")
     threads = f"{torch.__version__}, {torch.get_num_threads()} threads"
     compiler = _can_compile("cpu")[1]
-    return True, (f"{threads}; precision {precision} is fast on this CPU: {why}; "
+    return True, (f"{threads}; precision {precision} suits this CPU: {why}; "
                   f"for compiled = true: {compiler}")  # fmt: skip
 
 
