@@ -82,6 +82,20 @@ def test_a_chapter_depends_on_what_its_modules_import(monkeypatch):
     assert {"figures/decoder.py", "figures/attention.py", "decoder.py"} <= drawn
 
 
+def test_a_chapter_waits_for_another_only_where_it_loads_its_run(monkeypatch):
+    """Chapter 15 scores chapter 13's translator, and that at scale full alone."""
+    monkeypatch.syspath_prepend(ROOT / "book" / "_tools")
+    import run_notebooks
+
+    for scale, needs in ("small", []), ("full", ["13_runs"]):
+        monkeypatch.setenv("TRANSFORMER_LIB_SCALE", scale)
+        assert run_notebooks.needs_of("15_evaluation") == needs
+        assert run_notebooks.needs_of("14_decoding") == []
+    for name in run_notebooks.AFTER:
+        text = (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8")
+        assert "of chapter 13, at scale full" in text
+
+
 def test_the_page_names_what_a_chapter_ran_on(monkeypatch):
     """The welcome page says that it stands under each chapter's title."""
     monkeypatch.syspath_prepend(ROOT / "book" / "_tools")

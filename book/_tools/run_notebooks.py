@@ -49,11 +49,8 @@ CACHE = ROOT / "_build" / ".jupyter_cache"
 TIMINGS = ROOT / "_build" / "timings.json"
 TIMEOUT = 900  # seconds a cell may take
 
-# Chapters that load what another chapter's run leaves behind.
-AFTER = {
-    "14_decoding": ["13_runs"],
-    "15_evaluation": ["13_runs"],
-}
+# Chapters that load, at scale full, what another chapter's run leaves behind.
+AFTER = {"15_evaluation": ["13_runs"]}
 
 _lock = threading.Lock()
 
@@ -142,6 +139,11 @@ def scale() -> str:
     return os.environ.get("TRANSFORMER_LIB_SCALE", "small")
 
 
+def needs_of(name: str) -> list[str]:
+    """The chapters that have to run before this one."""
+    return AFTER.get(name, []) if scale() == "full" else []
+
+
 def mirror_is_there() -> bool:
     mirror = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
     return bool(mirror) and Path(mirror).is_dir()
@@ -166,7 +168,7 @@ def key_of(name: str, notebook, keys: dict[str, str]) -> str:
         ]
     lock = ROOT / "requirements.lock"
     said.append(lock.read_text("utf-8") if lock.exists() else "")
-    said += [keys.get(other, "") for other in AFTER.get(name, [])]
+    said += [keys.get(other, "") for other in needs_of(name)]
     return hashlib.sha256("\0".join(said).encode()).hexdigest()
 
 
@@ -323,7 +325,7 @@ def stderr_of(notebook) -> list[str]:
 def urgency(name: str, timings: dict) -> float:
     """Seconds until the last chapter that waits for this one could be done."""
     own = timings.get(name, {}).get("seconds", 10.0)
-    waiting = [other for other, needs in AFTER.items() if name in needs]
+    waiting = [other for other in AFTER if name in needs_of(other)]
     return own + max((urgency(other, timings) for other in waiting), default=0.0)
 
 
@@ -346,8 +348,8 @@ def run_all(paths: list[Path], jobs: int, force: bool, timeout: int) -> int:
     where, start, failures, running = device(), time.perf_counter(), {}, {}
 
     def ready(name: str) -> bool:
-        needs = AFTER.get(name, [])
-        return not any(n in todo or n in running.values() for n in needs)
+        names = needs_of(name)
+        return not any(n in todo or n in running.values() for n in names)
 
     with ThreadPoolExecutor(jobs) as pool:
         while todo or running:
