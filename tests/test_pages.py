@@ -188,6 +188,8 @@ SMALL = """() => [...document.querySelectorAll('div.cell_output > img')]
   .map(i => [i.naturalWidth, i.getBoundingClientRect().width,
     i.parentElement.clientWidth, i.parentElement.tabIndex,
     i.parentElement.scrollWidth])"""
+CUT = """() => [...document.querySelectorAll('div.math')]
+  .filter(d => d.offsetParent && d.scrollWidth > d.clientWidth + 1).map(d => d.id)"""
 WIDE = """() => [...document.querySelectorAll('div.cell_output pre')]
   .filter(p => p.offsetParent && p.scrollWidth > p.clientWidth + 1)
   .map(p => p.textContent.slice(0, 80))"""
@@ -204,6 +206,9 @@ def test_outputs_fit_their_column_and_figures_can_be_read_on_a_phone(
     assert not page.evaluate(WIDE)
     page.set_viewport_size({"width": 390, "height": 844})
     page.evaluate(SETTLED)
+    if MATHJAX.exists():
+        page.evaluate(FORMULAS)  # typeset
+        assert not page.evaluate(CUT)
     for own, width, room, tab, whole in page.evaluate(SMALL):
         assert width >= max(0.62 * own, min(own, room) - 1)
         assert (whole > room + 1) == (tab == 0), "what slides is reached by keys"
