@@ -13,16 +13,22 @@ import torch
 from elsewhere import Elsewhere, second_device
 
 from transformer_lib import (
+    attention,
     ctranslate2_export,
+    decoder,
     decoding,
     diagnosis,
+    encoder,
     evaluation,
     export,
     family,
     heads,
     labelling,
+    long_text,
     looking_inside,
     marian,
+    multihead,
+    objective,
     parsing,
     pretraining,
     speculative,
@@ -32,6 +38,7 @@ from transformer_lib import (
     translator,
 )
 from transformer_lib.batches import Batch, make_batch, pack, pad, tokenize_pairs
+from transformer_lib.checkpoints import Progress
 from transformer_lib.corpora import load_corpus
 from transformer_lib.figures import decoding as decoding_figures
 from transformer_lib.recipes import Recipe
@@ -130,6 +137,34 @@ def climb_steps(model, form):
     return [update(Batch(ids(), ids(seed=1), ids(seed=2))).item() for _ in range(2)]
 
 
+def drawn():
+    chance = torch.Generator().manual_seed(1)
+    return {"sample": True, "top_k": 9, "top_p": 0.9, "max_extra": 4} | {
+        "generator": chance
+    }
+
+
+def explicitly(model):
+    """With the formula of chapter 02 in place of the kernel."""
+    with multihead.use_attention(model, attention.scaled_dot_product_attention):
+        return model(ids(), ids(seed=1))
+
+
+def shuffled(model):
+    torch.manual_seed(5)
+    found = []
+    for change in ("zeroed", "uniform", lambda weights, allowed: weights.flip(-1)):
+        see = heads.altered("cross", 1, 0, change)
+        with looking_inside.watching(model, see):
+            found.append(model(ids(), ids(seed=1)))
+    return found
+
+
+def latent():
+    torch.manual_seed(0)
+    return long_text.LatentAttention(32, 4, 8).eval()
+
+
 SEARCHES = {  # name -> (makes a model, what is done with it)
     "forward": (model_of, lambda m: cpu(m(ids(), ids(seed=1)))),
     "encode": (model_of, lambda m: cpu(m.encode(ids()))),
@@ -148,7 +183,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         model_of,
         lambda m: cpu(transformer.torch_twin(m)(m.encode(ids()), m.encode(ids()))),
     ),
-    "update": (model_of, loss_after_updates),
+    "update build_optimizer": (model_of, loss_after_updates),
     "greedy_decode": (model_of, lambda m: decoding.greedy_decode(m, ids(), 4)),
     "speculative_decode": (
         model_of,
@@ -161,7 +196,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
             decoding.CachedSteps(m, ids()), decoding.output_limits(ids(), 4), 2
         ),
     ),
-    "search without a cache": (
+    "greedy_search output_limits": (
         model_of,
         lambda m: decoding.greedy_search(
             decoding.FullSteps(m, ids()), decoding.output_limits(ids(), 4)
@@ -237,6 +272,13 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         model_of,
         lambda m: export._token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
     ),
+    "generate": (
+        model_of,
+        lambda m: [m.generate(ids(), 2, max_extra=4), m.generate(ids(), **drawn())],
+    ),
+    "use_attention": (model_of, lambda m: cpu(explicitly(m))),
+    "altered watching": (model_of, lambda m: cpu(shuffled(m))),
+    "LatentAttention": (latent, lambda m: cpu(m(*[m.w_down.weight[None]] * 3)[0])),
     "quantized": (model_of, lambda m: cpu(speed._quantized(m))),
     "Labeller": (lambda: labeller(), lambda m: cpu(m(ids(2, 7)))),
     "LabelTask.loss": (
@@ -311,7 +353,111 @@ def test_inputs_are_brought_to_the_models_device(name):
     close(here, there)
 
 
+# --- what takes tensors and no model --------------------------------------------------
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+QKV = numbers(2, 5, 8), numbers(2, 5, 8, seed=1), numbers(2, 5, 6, seed=2)
+ALLOWED = torch.ones(5, 5, dtype=torch.bool).tril()
+PARTS = torch.tensor([[1, 1, 2, 2, 0]])
+ALONE = {  # name -> (function, what it is given)
+    "scaled_dot_product_attention": (
+        attention.scaled_dot_product_attention,
+        (*QKV, ALLOWED),
+    ),
+    "fused_attention": (attention.fused_attention, (*QKV, ALLOWED)),
+    "online_attention": (
+        lambda q, k, v, allowed: [
+            long_text.online_attention(q, k, v, allowed, block_size=2),
+            long_text.online_attention(q, k, v, causal=True, block_size=2),
+        ],
+        (*QKV, ALLOWED),
+    ),
+    "window_attention": (
+        lambda q, k, v: long_text.window_attention(q, k, v, window=3),
+        QKV,
+    ),
+    "linear_attention": (
+        lambda q, k, v: [
+            long_text.linear_attention(q, k, v, causal) for causal in (False, True)
+        ],
+        QKV,
+    ),
+    "split_heads merge_heads": (
+        lambda x: multihead.merge_heads(multihead.split_heads(x, 2)),
+        QKV[:1],
+    ),
+    "layer_norm": (encoder.layer_norm, (QKV[0], numbers(8), numbers(8, seed=1))),
+    "torch_names": (
+        lambda x: list(encoder.torch_names({"residual_1.norm.weight": x}).values()),
+        (numbers(8),),
+    ),
+    "rotate": (lambda x: family.rotate(x, 3), QKV[:1]),
+    "padding_mask": (lambda x: decoder.padding_mask(x, PAD), (ids(),)),
+    "causal_mask": (lambda x: decoder.causal_mask(4, x.device), (ids(),)),
+    "filter_logits": (
+        lambda x: decoding.filter_logits(x, 0.7, top_k=4, top_p=0.8),
+        (numbers(3, 9),),
+    ),
+    "label_smoothed_cross_entropy": (
+        objective.label_smoothed_cross_entropy,
+        (numbers(3, 7, 50), ids()),
+    ),
+    "chunked_cross_entropy": (
+        lambda *given: objective.chunked_cross_entropy(*given, rows=4),
+        (numbers(7, 8), numbers(50, 8, seed=1), ids()[0]),
+    ),
+    "same_part": (training.same_part, (PARTS, PARTS)),
+    "mask_tokens": (lambda x: pretraining.mask_tokens(x, 49, 49, share=1.0), (ids(),)),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_tensors_are_computed_with_where_they_lie(name):
+    """Nothing that a function makes on its own lies on another device."""
+    function, given = ALONE[name]
+    torch.manual_seed(3)
+    here = function(*given)
+    with second_device() as device:
+        torch.manual_seed(3)
+        there = function(*(x.to(device) for x in given))
+        for x in torch.utils._pytree.tree_leaves(there):
+            assert x.device.type == device
+        close(cpu(here), cpu(there))
+
+
+@pytest.mark.parametrize("name", ["online_attention", "chunked_cross_entropy"])
+def test_gradients_of_our_own_are_computed_where_the_tensors_lie(name):
+    """Two functions bring a backward pass of their own."""
+    function, given = ALONE[name]
+
+    def gradients(device):
+        leaves = [x.clone().to(device) for x in given]
+        leaves = [x.requires_grad_() if x.is_floating_point() else x for x in leaves]
+        out = function(*leaves)
+        out = sum(x.sum() for x in out) if isinstance(out, list) else out
+        out.backward()
+        return [x.grad.cpu() for x in leaves if x.requires_grad]
+
+    here = gradients("cpu")
+    with second_device() as device:
+        close(here, gradients(device))
+
+
 TEXTS = {  # what takes a model, a tokenizer, and text
+    "diagnose": lambda m, t, pairs: [
+        (found.test, found.right)
+        for found in diagnosis.diagnose(
+            Run(Recipe.load("grammar"), m, t, Progress(), {}, {}), None, pairs[:3], 4
+        )
+    ],
+    "n_best stream": lambda m, t, pairs: [
+        Translator(m, t).n_best("A dog sees a cat.", 2),
+        list(Translator(m, t).stream(["A dog.", "", "So?"], beam_size=1)),
+    ],
     "Translator": lambda m, t, pairs: Translator(m, t)(["A dog sees a cat.", "So?"], 2),
     "translate": lambda m, t, pairs: translator.translate(m, t, ["A dog."]),
     "evaluate": lambda m, t, pairs: evaluation.evaluate(
@@ -354,25 +500,32 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "save_checkpoint load_checkpoint": "files and a model, no inputs",
     "evaluating": "the model alone",
     "watching attention_as adam training_flops": "the model alone",
-    "export_model prove to_int8": "made on the CPU",
+    "export_model prove to_int8 to_marian": "made on the CPU",
+    "train": "a test of its own, below",
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
     "grow": "weights and files",
 }
 
 
-def test_every_public_function_that_takes_a_model_is_here():
+def test_every_public_function_that_takes_a_model_or_tensors_is_here():
     """None is forgotten: each has a case above, or a reason why it needs none."""
-    library, text = Path(training.__file__).parent, Path(__file__).read_text("utf-8")
-    for path in sorted(library.glob("[a-z]*.py")):
+    cases = " ".join([*SEARCHES, *TEXTS, *ALONE, *WITHOUT])
+    takes = re.compile(r"\b(Tensor|Module|Transformer|Translator|Run|Batch)\b")
+    seen, forgotten = 0, []
+    for path in sorted(Path(training.__file__).parent.glob("[a-z]*.py")):
         module = importlib.import_module(f"transformer_lib.{path.stem}")
         for name in module.__all__:
             known = getattr(module, name)
-            if (
-                inspect.isfunction(known)
-                and "model" in inspect.signature(known).parameters
-            ):
-                assert re.search(rf"\b{name}\b", text), f"{path.stem}.{name}"
+            if not inspect.isfunction(known):
+                continue
+            given = inspect.signature(known).parameters
+            kinds = " ".join(str(one.annotation) for one in given.values())
+            if "model" in given or takes.search(kinds):
+                seen += 1
+                if not re.search(rf"\b{name}\b", cases):
+                    forgotten.append(f"{path.stem}.{name}")
+    assert not forgotten and seen > 50
 
 
 def test_words_are_labelled_on_the_models_device():
@@ -451,6 +604,27 @@ def test_one_default_for_all_that_load_and_train(tmp_path, monkeypatch):
     wanted = Run.load(tmp_path / "run", "cpu").model
     for a, b in zip(again.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+
+
+def test_a_run_goes_on_on_another_device(tmp_path):
+    """float16 with its scale, packed rows: begun on the CPU, gone on with elsewhere."""
+
+    def recipe(steps):
+        settings = {"validate_every": 2, "max_tokens": 400, "model": SIZES}
+        settings |= {"precision": "float16", "packed": 32, "max_steps": steps}
+        return Recipe.load("grammar", **settings)
+
+    whole = train(recipe(6), tmp_path / "whole", device="cpu", show=False)
+    data = tmp_path / "whole" / "data"
+    train(recipe(2), tmp_path / "moved", data, "cpu", show=False)
+    with second_device() as device:
+        run = train(recipe(4), tmp_path / "moved", data, device, show=False)
+        assert run.model.device.type == device
+    run = train(recipe(6), tmp_path / "moved", data, "cpu", show=False)  # and back
+    assert run.progress.steady == whole.progress.steady == 6
+    for one, other in zip(whole.history, run.history, strict=True):
+        close(one["train_loss"], other["train_loss"])
+        close(one["valid_loss"], other["valid_loss"])
 
 
 def test_the_default_device(monkeypatch):
