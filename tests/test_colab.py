@@ -47,6 +47,17 @@ def test_colabs_versions_are_those_that_the_project_allows(colab):
     assert {"numpy", "matplotlib", "sentencepiece", "transformers"} <= checked
 
 
+def test_its_torch_is_colabs_everywhere(colab):
+    """The tool's default, the note beside the versions, the weekly run: one."""
+    (default,) = re.findall(r'"--torch", default="(.+?)"', TOOL.read_text("utf-8"))
+    assert default.removeprefix("torch==") in colab.VERSIONS.read_text("utf-8")
+    weekly = (ROOT / ".github" / "workflows" / "weekly.yml").read_text("utf-8")
+    assert f"make colab TORCH={default}\n" in weekly
+    (wanted,) = (r for r in map(Requirement, PROJECT["dependencies"])
+                 if r.name == "torch")  # fmt: skip
+    assert wanted.specifier.contains(default.removeprefix("torch=="))
+
+
 def test_the_notebooks_install_from_the_address_that_is_put_here(colab):
     for path in colab.chosen([]):
         found = re.findall(r"git\+(https://[\w./-]+)", path.read_text("utf-8"))
