@@ -95,6 +95,28 @@ def test_explicit_fused_and_numpy_agree(T, S, d_k, d_v, masked, seed):
         assert np.allclose(attention_numpy(*arrays)[0], ours[0], atol=1e-5)
 
 
+def softmax_slope(scores):
+    """Norm of the softmax's Jacobian in each row, by its formula: (N, S) -> (N,)."""
+    p = scores.softmax(dim=-1)
+    return (torch.diag_embed(p) - p[:, :, None] * p[:, None]).norm(dim=(1, 2))
+
+
+@pytest.mark.parametrize("d_k", [64, 256, 1024])
+def test_the_root_of_d_k_keeps_the_gradient(d_k):
+    """Section 3.2.1: a dot product has variance d_k, and a large one no slope left."""
+    numbers = torch.Generator().manual_seed(d_k)
+    query = torch.randn(500, 1, d_k, generator=numbers)
+    key = torch.randn(500, 10, d_k, generator=numbers)
+    scores = (query * key).sum(dim=-1)  # (N, S)
+    assert scores.var().item() == pytest.approx(d_k, rel=0.1)
+    slope = softmax_slope(scores).median()
+    assert softmax_slope(scores / d_k**0.5).median() > 0.3 > 3 * slope
+    assert d_k < 256 or slope < 0.01
+    eye = torch.eye(10).expand(500, 10, 10)  # our attention's weights have that slope
+    weights = scaled_dot_product_attention(query, key, eye)[1]
+    torch.testing.assert_close(weights[:, 0], (scores / d_k**0.5).softmax(dim=-1))
+
+
 def test_large_scores_stay_finite():
     query, key, value = draw((4, 8), (4, 8), (4, 8))
     for attend in (explicit, fused_attention):
