@@ -90,9 +90,8 @@ def assert_same_run(one, two):
 
 
 KILLING = """
-import inspect, json, os, random, signal, sys, time
+import contextlib, importlib, inspect, json, os, random, signal, sys, time
 from transformer_lib import trainer
-from transformer_lib.checkpoints import _load_tensors
 from transformer_lib.recipes import Recipe
 from transformer_lib.trainer import train
 
@@ -103,42 +102,67 @@ if recipe.precision == "float16":
     source = inspect.getsource(trainer._adjust_scale)
     assert source.count("== 2000") == 1
     exec(source.replace("== 2000", "== 5"), vars(trainer))
+one_update = trainer._one_update
 
 
 def start(run_dir):
+    # The number of a process that trains, and a pipe: a byte for each of its updates.
+    updates, done = os.pipe()
     if child := os.fork():
-        return child
+        os.close(done)
+        return child, updates
+
+    def told(*given):
+        made = one_update(*given)
+        os.write(done, b".")
+        return made
+
     try:
+        trainer._one_update = told
         train(recipe, run_dir, data, show=False)
+        with open(f"{folder}/modules", "w") as file:
+            json.dump(list(sys.modules), file)
         os._exit(0)
     finally:
         os._exit(1)
 
 
+child, updates = start(f"{folder}/whole")
+os.read(updates, 1)
 began = time.monotonic()
-_, status = os.waitpid(start(f"{folder}/whole"), 0)
+_, status = os.waitpid(child, 0)
 assert status == 0, status
-whole = time.monotonic() - began
+each = (time.monotonic() - began) / recipe.max_steps
+# What training loads takes longer than all of its updates: from now on it is there.
+for name in json.load(open(f"{folder}/modules")):
+    with contextlib.suppress(Exception):
+        importlib.import_module(name)
 
-rng, killed, runs, writing = random.Random(11), 0, 0, 0
+rng, killed, runs, writing, resumed, reached = random.Random(11), 0, 0, 0, 0, []
 while killed < kills:
     runs += 1
     os.mkdir(f"{folder}/{runs}")
     while True:
-        child = start(f"{folder}/{runs}")
-        wait = rng.uniform(0, whole / 3) if killed < kills else 1e9
-        end = time.monotonic() + wait
-        while not (gone := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
-            time.sleep(0.001)
-        if gone[0]:
-            assert gone[1] == 0, gone
+        resumed += os.path.exists(f"{folder}/{runs}/last.safetensors")
+        child, updates = start(f"{folder}/{runs}")
+        wanted = rng.randrange(14) if killed < kills else recipe.max_steps + 1
+        made = 0
+        while made < wanted and os.read(updates, 1):
+            made += 1
+        if made == wanted:
+            time.sleep(rng.uniform(0, each))
+            os.kill(child, signal.SIGKILL)
+        os.close(updates)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            assert status == 0, status
             break
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         killed += 1
+        reached.append(made)
         names = " ".join(os.listdir(folder) + os.listdir(f"{folder}/{runs}"))
         writing += ".part" in names or ".new" in names
-print(json.dumps({"killed": killed, "runs": runs, "writing": writing, "s": whole}))
+said = {"killed": killed, "runs": runs, "writing": writing, "resumed": resumed}
+print(json.dumps(said | {"reached": reached, "each": each}))
 """
 
 
@@ -153,16 +177,17 @@ print(json.dumps({"killed": killed, "runs": runs, "writing": writing, "s": whole
     ids=["float32", "float16"],
 )
 def test_killed_again_and_again(kills, changes, corpus, data_dir, tmp_path):
-    """SIGKILL at random moments, dropout on: the same weights to the bit."""
+    """SIGKILL after a few updates, at any moment: the same weights to the bit."""
     settings = asdict(recipe_of(corpus, **changes))
     asked = json.dumps([settings, str(data_dir), str(tmp_path), kills])
     done = subprocess.run(
         [sys.executable, "-c", KILLING, asked],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=500,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["killed"] == kills
+    assert said["killed"] == kills and said["resumed"] > kills / 2, said
+    assert sum(said["reached"]) > 4 * kills, said  # in the middle of training
     for number in range(1, said["runs"] + 1):
         assert_same_run(tmp_path / "whole", tmp_path / str(number))
         one, two = (_load_tensors(tmp_path / name / "last.safetensors")[1]
