@@ -4,6 +4,18 @@ from hypothesis import strategies as st
 
 from transformer_lib.trees import Tree, read_trees
 
+WSJ_FILE = """
+( (S
+    (NP-SBJ (NNP Mr.) (NNP Vinken) )
+    (VP (VBZ is)
+      (NP-PRD
+        (NP (NN chairman) )
+        (PP (IN of)
+          (NP (NNP Elsevier) (NNP N.V.) ))))
+    (. .) ))
+( (S (NP-SBJ-1 (PRP It)) (VP (VBZ seems) (SBAR (-NONE- 0) (S (-NONE- *T*-1)))) (. .)) )
+"""
+
 
 def tree(text):
     (one,) = read_trees(text.splitlines())

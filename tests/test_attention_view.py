@@ -4,6 +4,7 @@ import html
 import json
 import xml.etree.ElementTree as ET
 
+import looked_inside
 import pytest
 import torch
 
@@ -17,27 +18,10 @@ from transformer_lib.looking_inside import (
     AttentionMaps,
     look,
 )
-from transformer_lib.runs import load_pretrained
-from transformer_lib.transformer import Transformer, TransformerConfig
 
-VOCABULARY = 30
-
-
-@pytest.fixture(scope="module")
-def small():
-    torch.manual_seed(3)
-    config = TransformerConfig(VOCABULARY, 32, num_heads=4, num_layers=2, d_ff=48)
-    return Transformer(config).eval()
-
-
-@pytest.fixture(scope="module")
-def trained():
-    return load_pretrained("tatoeba-en-de")[:2]
-
-
-@pytest.fixture(scope="module")
-def pair(trained):
-    return look(*trained, "The old man sold his house.", "Der Mann verkauft sein Haus.")
+small = looked_inside.small
+trained = looked_inside.trained
+pair = looked_inside.pair
 
 
 def test_plot_links():

@@ -1,6 +1,5 @@
 """Chapter 10: each pair once, never over the budget, the same again, and on disk."""
 
-import random
 
 import numpy as np
 import pytest
@@ -260,22 +259,6 @@ def test_ranks_share_what_one_process_gets(world_size, start, epoch):
 def test_a_rank_that_is_not_there(rank, size):
     with pytest.raises(ValueError, match=f"rank={rank} of world_size={size}"):
         next(batches(some_pairs(5), 200, rank=rank, world_size=size))
-
-
-def write_text(path, n, seed=0):
-    """n lines of made-up sentences and their words in reverse order."""
-    rng = random.Random(seed)
-    words = "am ba co du el fi go ha in ja ko lu mo na or pu".split()
-    with open(path, "w", encoding="utf-8") as file:
-        for _ in range(n):
-            line = rng.choices(words, k=rng.randint(1, 9))
-            file.write(" ".join(line) + "\t" + " ".join(reversed(line)) + "\n")
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "mine.tsv", 2000)
 
 
 # --- the exercises' checks name the mistakes -----------------------------------------

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layers import by_formula, shaken
 from torch import nn
 
 from transformer_lib.encoder import (
@@ -23,30 +24,10 @@ from transformer_lib.exercises.encoder import (
     check_layer_norm,
     check_post_norm,
 )
-from transformer_lib.multihead import MultiHeadAttention
 
 FEW = settings(max_examples=25)
 D, H, FF = 16, 4, 24
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-
-
-def shaken(module, seed=0):
-    """The module with every parameter drawn anew, norms and biases too."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, p in module.named_parameters():
-            noise = torch.randn(p.shape, generator=generator)
-            gain = "norm" in name and "weight" in name
-            p.copy_(1 + 0.2 * noise if gain else 0.2 * noise)
-    return module
-
-
-def by_formula(module):
-    """The module with its attention by the explicit formula, not torch's kernel."""
-    for part in module.modules():
-        if isinstance(part, MultiHeadAttention):
-            part.forward = partial(part.forward, need_weights=True)
-    return module
 
 
 def assert_same_as_torch(ours, theirs, x, mask, **theirs_mask):

@@ -4,11 +4,13 @@ import copy
 import hashlib
 import random
 
+import looked_inside
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looked_inside import FEW, PAIRS
 
 from transformer_lib import heads, looking_inside
 from transformer_lib.decoding import greedy_decode
@@ -35,40 +37,11 @@ from transformer_lib.looking_inside import (
     look,
     watching,
 )
-from transformer_lib.runs import _find_pretrained, load_pretrained, read_evidence
+from transformer_lib.runs import _find_pretrained, read_evidence
 from transformer_lib.tokenizer import BOS, EOS
-from transformer_lib.transformer import Transformer, TransformerConfig
 
-VOCABULARY = 30
-
-
-FEW = settings(max_examples=15, deadline=None)
-
-
-PAIRS = [
-    ("Tom forgot his keys.", "Tom vergaß seine Schlüssel."),
-    ("It was raining.", "Es regnete."),
-    ("She put her coat on.", "Sie zog ihren Mantel an."),
-]
-
-
-@pytest.fixture(scope="module")
-def small():
-    torch.manual_seed(3)
-    config = TransformerConfig(VOCABULARY, 32, num_heads=4, num_layers=2, d_ff=48)
-    return Transformer(config).eval()
-
-
-@pytest.fixture(scope="module")
-def trained():
-    return load_pretrained("tatoeba-en-de")[:2]
-
-
-rows = st.lists(
-    st.lists(st.integers(4, VOCABULARY - 1), min_size=1, max_size=6),
-    min_size=1,
-    max_size=3,
-)
+small = looked_inside.small
+trained = looked_inside.trained
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])

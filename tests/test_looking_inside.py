@@ -4,10 +4,12 @@ import random
 import re
 from pathlib import Path
 
+import looked_inside
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from looked_inside import FEW, PAIRS, VOCABULARY, rows
 
 from transformer_lib import looking_inside
 from transformer_lib.batches import pad
@@ -39,37 +41,9 @@ from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 
-VOCABULARY = 30
-FEW = settings(max_examples=15, deadline=None)
-PAIRS = [
-    ("Tom forgot his keys.", "Tom vergaß seine Schlüssel."),
-    ("It was raining.", "Es regnete."),
-    ("She put her coat on.", "Sie zog ihren Mantel an."),
-]
-
-
-@pytest.fixture(scope="module")
-def small():
-    torch.manual_seed(3)
-    config = TransformerConfig(VOCABULARY, 32, num_heads=4, num_layers=2, d_ff=48)
-    return Transformer(config).eval()
-
-
-@pytest.fixture(scope="module")
-def trained():
-    return load_pretrained("tatoeba-en-de")[:2]
-
-
-@pytest.fixture(scope="module")
-def pair(trained):
-    return look(*trained, "The old man sold his house.", "Der Mann verkauft sein Haus.")
-
-
-rows = st.lists(
-    st.lists(st.integers(4, VOCABULARY - 1), min_size=1, max_size=6),
-    min_size=1,
-    max_size=3,
-)
+small = looked_inside.small
+trained = looked_inside.trained
+pair = looked_inside.pair
 
 
 # --- the weights ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
-from made_trees import TREES, tree
+from made_trees import TREES, WSJ_FILE, tree
 
 from transformer_lib import parsing
 from transformer_lib.exercises.parsing import check_close, check_f1, check_spans
@@ -38,17 +38,6 @@ from transformer_lib.trees import (
 )
 
 SOME = settings(max_examples=60, deadline=None)
-WSJ_FILE = """
-( (S
-    (NP-SBJ (NNP Mr.) (NNP Vinken) )
-    (VP (VBZ is)
-      (NP-PRD
-        (NP (NN chairman) )
-        (PP (IN of)
-          (NP (NNP Elsevier) (NNP N.V.) ))))
-    (. .) ))
-( (S (NP-SBJ-1 (PRP It)) (VP (VBZ seems) (SBAR (-NONE- 0) (S (-NONE- *T*-1)))) (. .)) )
-"""
 
 
 def test_trees_over_many_lines_and_comments():

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from made_trees import WSJ_FILE, tree
 
 from transformer_lib import treebanks
 from transformer_lib.downloads import CorpusUnavailable
@@ -33,24 +34,6 @@ MIRROR = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
 
 
 SMALL = "(S (NP (DT The) (NN dog)) (VP (VBD saw) (NP (PRP it))) (. .))"
-
-
-WSJ_FILE = """
-( (S
-    (NP-SBJ (NNP Mr.) (NNP Vinken) )
-    (VP (VBZ is)
-      (NP-PRD
-        (NP (NN chairman) )
-        (PP (IN of)
-          (NP (NNP Elsevier) (NNP N.V.) ))))
-    (. .) ))
-( (S (NP-SBJ-1 (PRP It)) (VP (VBZ seems) (SBAR (-NONE- 0) (S (-NONE- *T*-1)))) (. .)) )
-"""
-
-
-def tree(text):
-    (one,) = read_trees(text.splitlines())
-    return one
 
 
 def test_both_forms_are_read():

@@ -410,10 +410,23 @@ def _open_member(path: Path, member: str) -> io.BufferedReader:
     return io.BufferedReader(archive.open(texts[0]), 1 << 18)
 
 
-def _read_lines(path: str | Path) -> Iterator[bytes | None]:
-    r"""Lines of a file without their ends; None for one of more than _MAX_LINE bytes.
+def _lines_of(file: io.BufferedIOBase) -> Iterator[bytes | None]:
+    r"""Lines without their ends; None for one of more than _MAX_LINE bytes.
 
     Only "\n" ends a line, a "\r" before it and a byte order mark are taken off.
+    """
+    start = codecs.BOM_UTF8
+    while line := file.readline(_MAX_LINE):
+        too_long = len(line) == _MAX_LINE and not line.endswith(b"\n")
+        while too_long and (rest := file.readline(_MAX_LINE)):
+            if rest.endswith(b"\n"):
+                break
+        line, start = line.removeprefix(start), b""
+        yield None if too_long else line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _read_lines(path: str | Path) -> Iterator[bytes | None]:
+    """Lines of a file, as `_lines_of` gives them.
 
     Raises:
         CorpusUnavailable: If the file is not there, cut short, or damaged.
@@ -421,15 +434,9 @@ def _read_lines(path: str | Path) -> Iterator[bytes | None]:
     n = 0
     with _open_text(path) as file:
         try:
-            while line := file.readline(_MAX_LINE):
+            for line in _lines_of(file):
                 n += 1
-                too_long = len(line) == _MAX_LINE and not line.endswith(b"\n")
-                while too_long and (rest := file.readline(_MAX_LINE)):
-                    if rest.endswith(b"\n"):
-                        break
-                if n == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                yield None if too_long else line.removesuffix(b"\n").removesuffix(b"\r")
+                yield line
         except (RuntimeError, *_DAMAGE) as error:
             raise CorpusUnavailable(
                 f"{path} is cut short or damaged, after line {n:,} ({error})."

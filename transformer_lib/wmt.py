@@ -23,7 +23,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .checkpoints import _write_json
-from .corpora import _MAX_LINE, CleaningReport, _clean, load_corpus
+from .corpora import CleaningReport, _clean, _lines_of, load_corpus
 from transformer_lib.downloads import (
     _DAMAGE,
     CorpusUnavailable,
@@ -250,7 +250,7 @@ def _open_tar_member(path: Path, member: str) -> Iterator[io.BufferedIOBase]:
 
 # %% ../notebooks/24_wmt.ipynb #1d3303c6
 def _member_lines(path: Path, member: str) -> Iterator[bytes | None]:
-    r"""Lines of a member without their ends; None for one of more than _MAX_LINE bytes.
+    """Lines of a member, as `_lines_of` of chapter 08 gives them.
 
     Raises:
         CorpusUnavailable: If it is missing, cut short, or damaged; it says where.
@@ -258,15 +258,9 @@ def _member_lines(path: Path, member: str) -> Iterator[bytes | None]:
     n = 0
     try:
         with _open_tar_member(path, member) as file:
-            while line := file.readline(_MAX_LINE):
+            for line in _lines_of(file):
                 n += 1
-                too_long = len(line) == _MAX_LINE and not line.endswith(b"\n")
-                while too_long and (rest := file.readline(_MAX_LINE)):
-                    if rest.endswith(b"\n"):
-                        break
-                if n == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")  # byte order mark
-                yield None if too_long else line.rstrip(b"\r\n")
+                yield line
     except _DAMAGE as error:
         raise CorpusUnavailable(
             f"{path.name}: {member} is cut short or damaged after line {n:,} "
