@@ -340,6 +340,7 @@ def test_frequencies_are_what_the_best_constant_prediction_costs():
         ([math.nan], False, "Nothing was learned"),
         ([6.0, 5.0], False, "still falls"),
         ([1.4, 1.4], False, "Little else"),
+        ([1.3, 1.5, 1.3], False, "Little else"),  # up and down, and no lower
         ([2.0, 0.9], True, "ends at 0.90"),
     ],
 )

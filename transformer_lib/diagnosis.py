@@ -170,7 +170,7 @@ def stuck_loss(losses: Sequence[float], pairs: TokenPairs, vocab_size: int) -> F
     )
     if last < 0.75 * frequent:
         return Finding(test, True, found)
-    if len(losses) > 1 and last < 0.95 * losses[-2]:
+    if len(losses) > 1 and last < 0.95 * min(losses[:-1]):
         return Finding(test, False, f"{found} It still falls.", *_REMEDIES["longer"])
     if not last < (guessing + frequent) / 2:  # NaN is no smaller
         found += " Nothing was learned."
