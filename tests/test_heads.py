@@ -109,6 +109,25 @@ def test_weigh_heads_and_losses(trained):
     assert all(r["loss"] - r["rise"] == pytest.approx(loss, abs=1e-6) for r in table)
 
 
+def test_any_number_of_layers_and_heads(trained):
+    """Nothing here knows how deep the model is that ships, or how many heads it has."""
+    tokenizer = trained[1]
+    config = TransformerConfig(
+        tokenizer.vocab_size, 32, num_heads=8, num_layers=3, d_ff=48
+    )
+    torch.manual_seed(5)
+    other = Transformer(config).eval()
+    rows = weigh_heads(other, tokenizer, PAIRS, ["uniform"])
+    assert len({(r["kind"], r["layer"], r["head"]) for r in rows}) == 3 * 3 * 9
+    assert most_attended(other, tokenizer, PAIRS[0][0]).shape == (3, 8, 5)
+    stats = looking_inside.head_statistics(other, tokenizer, PAIRS)
+    assert all(x.shape == (3, 8) for part in stats.values() for x in part.values())
+    pair = look(other, tokenizer, *PAIRS[0])
+    assert len(pair.aligned(2, 7)[1]) == len(pair.aligned(0)[1]) == 5
+    moved = effect_of_words(other, tokenizer, *PAIRS[0])
+    assert moved.shape[1] == 5
+
+
 def test_the_record_says_what_the_chapter_says(trained):
     L, H = trained[0].config.num_layers, trained[0].config.num_heads
     record = read_evidence("attention-heads")
