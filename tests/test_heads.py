@@ -39,6 +39,7 @@ from transformer_lib.looking_inside import (
 )
 from transformer_lib.runs import _find_pretrained, read_evidence
 from transformer_lib.tokenizer import BOS, EOS
+from transformer_lib.transformer import Transformer, TransformerConfig
 
 small = looked_inside.small
 trained = looked_inside.trained
