@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_pairs import V, some_pairs, token_pairs
 from torch.nn.utils.rnn import pad_sequence
 
 from transformer_lib.batches import (
@@ -33,21 +34,8 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 
 EASY = settings(max_examples=25)
-V = 50
 ROW = st.lists(st.integers(4, V - 1), min_size=1, max_size=15)
 ROWS = st.lists(st.tuples(ROW, ROW), min_size=1, max_size=30)
-
-
-def token_pairs(rows):
-    source, target = zip(*rows, strict=True)
-    return TokenPairs(*_flatten(source, V), *_flatten(target, V))
-
-
-def some_pairs(n=200, seed=0, longest=30):
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, longest, (n, 2))
-    rows = [tuple(rng.integers(4, V, k).tolist() for k in pair) for pair in lengths]
-    return token_pairs(rows)
 
 
 # --- flat arrays ---------------------------------------------------------------------

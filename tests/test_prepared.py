@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_pairs import V, some_pairs
 
 from transformer_lib import prepared as room
 from transformer_lib.batches import (
@@ -40,21 +41,6 @@ from transformer_lib.prepared import (
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
 
 EASY = settings(max_examples=25)
-
-
-V = 50
-
-
-def token_pairs(rows):
-    source, target = zip(*rows, strict=True)
-    return TokenPairs(*_flatten(source, V), *_flatten(target, V))
-
-
-def some_pairs(n=200, seed=0, longest=30):
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, longest, (n, 2))
-    rows = [tuple(rng.integers(4, V, k).tolist() for k in pair) for pair in lengths]
-    return token_pairs(rows)
 
 
 @pytest.fixture(scope="module")
