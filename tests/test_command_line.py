@@ -431,9 +431,7 @@ def test_doctor_on_this_machine(capsys):
 def test_doctor_says_which_precision_suits_the_cpu(monkeypatch):
     rates = {"float32": 157e9, "bfloat16": 85e9}
     monkeypatch.setattr(training, "_product_rates", lambda threads: rates)
-    said = (
-        "precision float32 suits this CPU: 157 billion operations a second in float32"
-    )
+    said = "precision float32 suits this CPU: 157 GFLOP/s in float32, 85 in bfloat16;"
     assert said in cli._check_torch()[1]
 
 

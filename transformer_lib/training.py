@@ -351,10 +351,9 @@ def _native_precision(device: str | torch.device = "cpu") -> tuple[str, str]:
         return "float32", "no 16-bit products in hardware that this library knows of"
     rates = _product_rates(torch.get_num_threads())
     clearly = rates["bfloat16"] > 1.2 * rates["float32"]  # less is lost elsewhere
-    return "bfloat16" if clearly else "float32", (
-        f"{rates['float32'] / 1e9:.0f} billion operations a second in float32 and "
-        f"{rates['bfloat16'] / 1e9:.0f} in bfloat16, in one matrix product"
-    )
+    said = (f"{rates['float32'] / 1e9:.0f} GFLOP/s in float32, "
+            f"{rates['bfloat16'] / 1e9:.0f} in bfloat16")  # fmt: skip
+    return "bfloat16" if clearly else "float32", said
 
 # %% ../notebooks/12_training.ipynb #b6fb1b52
 def _compile_layers(model: Transformer) -> None:
