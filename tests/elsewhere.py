@@ -48,6 +48,9 @@ class Elsewhere(torch.Tensor):
     def __setitem__(self, index, value):
         super().__setitem__(there(index), value)
 
+    def __format__(self, spec):
+        return format(self.inner, spec)
+
     def tolist(self):
         return self.inner.tolist()
 

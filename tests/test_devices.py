@@ -1,5 +1,6 @@
 """Every public function brings its inputs to its model's device."""
 
+import ast
 import importlib
 import inspect
 import json
@@ -8,6 +9,7 @@ import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from elsewhere import Elsewhere, second_device
@@ -720,6 +722,46 @@ def test_models_that_a_chapter_makes_go_to_the_default_device(path):
             made = re.search(r"= (Transformer|build_model|ImageClassifier)\(", line)
             assert not made or ".to(" in line or line.strip() in COMPARED, line
         assert "= Labeller(" not in cell or ".to(default_device())" in cell
+
+
+# One that takes seconds and uses what the book trains.
+WHOLE = [path for path in NOTEBOOKS if path.stem == "17_translator"]
+
+
+def no_network(*_):
+    raise OSError("no network in this test")
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
+def test_a_chapter_runs_with_its_models_on_another_device(path, tmp_path, monkeypatch):
+    """All cells but the exercises, with the text that needs no network."""
+    plt.switch_backend("Agg")
+    monkeypatch.chdir(tmp_path)
+    for name in ("RUNS", "CACHE"):
+        monkeypatch.setenv(f"TRANSFORMER_LIB_{name}", str(tmp_path / name))
+    monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", "")
+    monkeypatch.setattr("transformer_lib.downloads._open_url", no_network)
+    threads, names = torch.get_num_threads(), {"__name__": "__main__"}
+    with second_device() as device:
+        monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", device)
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            source = "".join(cell["source"])
+            exercise = "exercise" in cell["metadata"].get("tags", [])
+            if cell["cell_type"] != "code" or exercise or re.search(
+                r"%pip|import check_", source
+            ):  # fmt: skip
+                continue
+            tree = ast.parse(source)
+            last = tree.body[-1] if tree.body else None
+            if isinstance(last, ast.Expr):  # what a notebook would show
+                shown = ast.Call(ast.Name("repr", ast.Load()), [last.value], [])
+                last.value = ast.fix_missing_locations(ast.copy_location(shown, last))
+            exec(compile(tree, f"{path.stem}, cell {cell['id']}", "exec"), names)
+            plt.close("all")
+    torch.set_num_threads(threads)
+    used = [getattr(x, "model", x) for x in names.values()]
+    used = [x for x in used if isinstance(x, torch.nn.Module)]
+    assert used and {x.device.type for x in used} == {device}
 
 
 def test_batches_that_travel_are_whole():
