@@ -14,14 +14,20 @@ import small_runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import SMALL
+from small_runs import SMALL, VOCABULARY
 
 from transformer_lib import training
 from transformer_lib.batches import TokenPairs, _flatten, make_batch, pack
 from transformer_lib.exercises.training import check_mean_loss
 from transformer_lib.objective import build_optimizer
 from transformer_lib.tokenizer import EOS
-from transformer_lib.training import _packed_hidden, fit, same_part, update
+from transformer_lib.training import (
+    _packed_hidden,
+    fit,
+    same_part,
+    update,
+    validation_loss,
+)
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Fixtures that more than one file uses.
@@ -111,7 +117,7 @@ def test_bfloat16_is_close_and_leaves_weights_in_float32(model, pairs):
 @pytest.mark.parametrize("rate", [math.nan, -1.0, math.inf])
 def test_a_rate_that_is_none_is_refused(model, pairs, rate):
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match=f"rate={rate}: a learning rate is a number"):
+    with pytest.raises(ValueError, match=f"lr={rate}: a learning rate is a number"):
         update(model, build_optimizer(model), [make_batch(pairs, range(3))], rate, 0.1)
     for a, b in zip(before, model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -329,3 +335,14 @@ def test_mistakes_are_named(check, wrong, telling):
 
 def test_fit_leaves_the_model_in_evaluation_mode(model, pairs):
     assert len(fit(model, pairs, 3, 300)) == 3 and not model.training
+
+
+def test_a_model_that_pads_with_another_id_is_refused(pairs):
+    other = Transformer(TransformerConfig(VOCABULARY, pad_id=5, **SMALL))
+    message = "pad_id=5: the library's tokenizers and batches pad with 0"
+    with pytest.raises(ValueError, match=message):
+        update(other, build_optimizer(other), [make_batch(pairs, range(3))], 0.1, 0.1)
+    with pytest.raises(ValueError, match=message):
+        validation_loss(other, pairs, 300)
+    with pytest.raises(ValueError, match=message):
+        other.generate(torch.tensor([[7, 8, 3]]))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .batches import pad
+from .batches import _check_padding, pad
 from .decoder import padding_mask
 from .tokenizer import BOS, EOS, PAD
 from .transformer import Transformer, evaluating
@@ -81,6 +81,7 @@ class FullSteps:
     """
 
     def __init__(self, model: Transformer, src_ids: Tensor):
+        _check_padding(model.config.pad_id)
         src_ids = src_ids.to(model.device)
         self.model, self.src_ids, self.memory = model, src_ids, model.encode(src_ids)
         self.ids = src_ids.new_zeros(len(src_ids), 1, 0)  # (B, k, t)
@@ -181,6 +182,7 @@ class CachedSteps:
     """
 
     def __init__(self, model: Transformer, src_ids: Tensor):
+        _check_padding(model.config.pad_id)
         self.model, self.layers, self.length = model, model.decoder.layers, 0
         src_ids = src_ids.to(model.device)
         memory = model.encode(src_ids)  # (B, S, D)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from .batches import _check_padding
 from transformer_lib.checkpoints import (
     _MANIFEST,
     DamagedFile,
@@ -43,7 +44,7 @@ from transformer_lib.checkpoints import (
 from .corpora import load_corpus
 from .prepared import Prepared, _is_free, _lock, whole_folder
 from .recipes import Recipe, _read_recipe
-from .tokenizer import PAD, Tokenizer
+from .tokenizer import Tokenizer
 from .transformer import Transformer, TransformerConfig, default_device
 
 # %% ../notebooks/13_runs.ipynb #f386f7f3
@@ -483,8 +484,7 @@ def _save_model(
     """
     settings = asdict(model.config)
     vocab_size, pad_id = settings.pop("vocab_size"), settings.pop("pad_id")
-    if pad_id != PAD:
-        raise ValueError(f"pad_id={pad_id}: the library's tokenizers pad with {PAD}.")
+    _check_padding(pad_id)
     if tokenizer.vocab_size != vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} pieces, the model "

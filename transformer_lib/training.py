@@ -28,6 +28,7 @@ from transformer_lib.batches import (
     Batch,
     Packed,
     TokenPairs,
+    _check_padding,
     batches,
     pad,
 )
@@ -117,10 +118,14 @@ class BatchLoss(nn.Module):
         model: The model.
         chunk: How many target tokens are projected onto the vocabulary at a time; 0
             for all of them.
+
+    Raises:
+        ValueError: If the model pads with another id than the batches.
     """
 
     def __init__(self, model: Transformer, chunk: int = 256):
         super().__init__()
+        _check_padding(model.config.pad_id)
         self.model, self.chunk = model, chunk
 
     def forward(self, batch: Batch, real: Tensor, epsilon: float) -> Tensor:
@@ -166,7 +171,7 @@ class Update(NamedTuple):
 
 # %% ../notebooks/12_training.ipynb #68b3605a
 def update(
-    model: nn.Module, optimizer, group: Sequence[Batch], rate: float, epsilon: float,
+    model: nn.Module, optimizer, group: Sequence[Batch], lr: float, epsilon: float,
     clip: float = 0.0, precision: str = "float32", scale: float = 1.0,
 ) -> Update:  # fmt: skip
     """One update of the weights from one or more batches.
@@ -178,7 +183,7 @@ def update(
             or not.
         optimizer: Its optimizer.
         group: Batches whose gradients are summed.
-        rate: The learning rate of this update.
+        lr: The learning rate of this update.
         epsilon: Label smoothing.
         clip: Longest gradient; 0 for no limit, as in the paper.
         precision: "float32"; "bfloat16" or "float16" for autocast.
@@ -186,14 +191,14 @@ def update(
             by after it: a power of two, for float16.
 
     Raises:
-        ValueError: If rate is not a number of at least 0, or precision is unknown.
+        ValueError: If lr is not a number of at least 0, or precision is unknown.
 
     Source: Vaswani et al. 2017, sections 5.1, 5.3 and 5.4; Micikevicius et al. 2018
         for the scale.
     """
-    _check_update(rate, precision)
+    _check_update(lr, precision)
     for parameters in optimizer.param_groups:
-        parameters["lr"] = rate
+        parameters["lr"] = lr
     optimizer.zero_grad(set_to_none=True)
     tokens = _summed_over_processes(sum(batch.num_tokens for batch in group))
     losses = _add_gradients(model, group, epsilon, tokens, precision, scale)
@@ -252,14 +257,14 @@ PRECISIONS = {
 }  # fmt: skip
 
 
-def _check_update(rate: float, precision: str) -> None:
+def _check_update(lr: float, precision: str) -> None:
     """Refuse a learning rate that is no rate, and an unknown precision.
 
     Raises:
         ValueError: What was given and what is allowed.
     """
-    if not 0 <= rate < math.inf:
-        raise ValueError(f"rate={rate}: a learning rate is a number of at least 0.")
+    if not 0 <= lr < math.inf:
+        raise ValueError(f"lr={lr}: a learning rate is a number of at least 0.")
     if precision not in PRECISIONS:
         known = " or ".join(map(repr, PRECISIONS))
         raise ValueError(f"precision={precision!r}: must be {known}.")
