@@ -150,7 +150,7 @@ def test_figures_have_words(path):
 
 
 FIRST_SEEN = ["hello", "attention", "multihead", "positions", "encoder", "decoder",
-              "transformer"]  # fmt: skip
+              "transformer", "objective"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FIRST_SEEN)
@@ -165,6 +165,15 @@ def test_the_books_sentence_is_seen_before_anything_is_built(name):
     assert "read_sentence" in seen[2]["source"], "after default_exp and the guard"
     assert seen[2]["metadata"]["mystnb"]["caption"]
     assert not any("#| export" in c["source"] for c in seen)
+
+
+@pytest.mark.parametrize("name", ["batches", "runs", "diagnosis", "speed"])
+def test_a_figure_is_seen_before_the_list_of_what_is_needed(name):
+    (path,) = (path for path in PATHS if path.stem[3:] == name)
+    sources = [cell["source"] for cell in cells(path)]
+    wants = next(i for i, s in enumerate(sources) if "> **You will build**" in s)
+    captions = [c["metadata"].get("mystnb", {}).get("caption") for c in cells(path)]
+    assert any(captions[:wants])
 
 
 @pytest.mark.parametrize(
