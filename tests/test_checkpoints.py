@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from small_runs import SMALL, VOCABULARY, tiny
 
 from transformer_lib import checkpoints
-from transformer_lib.checkpoints import average_checkpoints
+from transformer_lib.checkpoints import Progress, average_checkpoints
 from transformer_lib.runs import Run
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -135,3 +135,27 @@ def test_no_pickle_is_read(tmp_path):
     torch.save({"w": torch.zeros(3)}, path)
     with pytest.raises(checkpoints.DamagedFile, match="best.safetensors is damaged"):
         checkpoints._load_tensors(path)
+
+
+def test_the_random_state_of_a_gpu_is_that_of_the_models_own(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda d: asked.append(d) or d)
+    second = torch.device("cuda:1")
+    assert checkpoints._random_states(second)["cuda_rng"] == second == asked[0]
+    assert list(checkpoints._random_states(torch.device("cpu"))) == ["rng"]
+    assert len(asked) == 1
+
+
+def test_each_process_gets_its_own_random_state_back(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer, states = torch.optim.Adam(model.parameters()), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append({"rng": torch.get_rng_state()})
+    torch.set_rng_state(states[0]["rng"])
+    path = tmp_path / "last.safetensors"
+    checkpoints.save_checkpoint(path, model, optimizer, Progress(), states[1:])
+    for rank, each in enumerate(states):
+        torch.manual_seed(7)
+        checkpoints.load_checkpoint(path, model, optimizer, rank)
+        assert torch.equal(torch.get_rng_state(), each["rng"])

@@ -241,7 +241,7 @@ class Progress:
 
 # %% ../notebooks/13_runs.ipynb #2f1f5c8c
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizer, at: Progress, rngs: Sequence[Tensor] = ()
+    path: Path, model: nn.Module, optimizer, at: Progress, rngs: Sequence[dict] = ()
 ) -> None:
     """Write all that is needed to go on: weights, moments, random state, place.
 
@@ -252,12 +252,11 @@ def save_checkpoint(
         model: The model.
         optimizer: Its optimizer, of whatever kind.
         at: Where the run stands.
-        rngs: Random states of the other processes, where there are any.
+        rngs: Random states of the other processes, where there are any, by name.
     """
-    tensors = {"rng": torch.get_rng_state()}
-    tensors |= {f"rng.{i}": state for i, state in enumerate(rngs, start=1)}
-    if torch.cuda.is_available():
-        tensors["cuda_rng"] = torch.cuda.get_rng_state()
+    tensors = _random_states(next(model.parameters()).device)
+    for i, states in enumerate(rngs, start=1):
+        tensors |= {f"{name}.{i}": state for name, state in states.items()}
     for name, parameter in model.named_parameters():
         tensors[f"model.{name}"] = parameter
         for key, value in optimizer.state[parameter].items():
@@ -273,6 +272,14 @@ def save_checkpoint(
 def _previous_of(path: Path) -> Path:
     """Where the checkpoint before the last one is kept."""
     return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    """States of what this process draws from: the CPU's, and its own GPU's."""
+    states = {"rng": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda_rng"] = torch.cuda.get_rng_state(device)
+    return states
 
 # %% ../notebooks/13_runs.ipynb #557d768f
 def load_checkpoint(
@@ -329,11 +336,11 @@ def _put_back(tensors: dict, model: nn.Module, optimizer, rank: int) -> None:
                 state[key] = value if there else value.to(parameter.device)
         if state:
             optimizer.state[parameter] = state
-    state = tensors.get(f"rng.{rank}" if rank else "rng")
-    if state is not None:
+    device, mine = next(model.parameters()).device, f".{rank}" if rank else ""
+    if (state := tensors.get("rng" + mine)) is not None:
         torch.set_rng_state(state)
-    if "cuda_rng" in tensors and torch.cuda.is_available() and not rank:
-        torch.cuda.set_rng_state(tensors["cuda_rng"])
+    if device.type == "cuda" and (state := tensors.get("cuda_rng" + mine)) is not None:
+        torch.cuda.set_rng_state(state, device)
 
 # %% ../notebooks/13_runs.ipynb #89315432
 def _keep_step(

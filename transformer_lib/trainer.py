@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -42,6 +42,7 @@ from transformer_lib.checkpoints import (
     Progress,
     _keep_step,
     _load_weights,
+    _random_states,
     _save_tensors,
     load_checkpoint,
     save_checkpoint,
@@ -540,13 +541,15 @@ def _validate_and_save(trainer: _Trainer, since: _Window) -> None:
         )
 
 # %% ../notebooks/13_runs.ipynb #17380df6
-def _other_rngs(trainer: _Trainer) -> list[Tensor]:
+def _other_rngs(trainer: _Trainer) -> list[dict]:
     """Random states of processes 1 and up, for process 0 to save."""
     if trainer.world_size == 1:
         return []
     states = [None] * trainer.world_size
-    dist.all_gather_object(states, torch.get_rng_state().tolist())
-    return [torch.tensor(state, dtype=torch.uint8) for state in states[1:]]
+    mine = _random_states(next(trainer.model.parameters()).device)
+    dist.all_gather_object(states, {name: s.tolist() for name, s in mine.items()})
+    return [{name: torch.tensor(s, dtype=torch.uint8) for name, s in each.items()}
+            for each in states[1:]]  # fmt: skip
 
 # %% ../notebooks/13_runs.ipynb #098f6bf9
 def _set_up(
