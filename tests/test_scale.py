@@ -7,6 +7,7 @@ import math
 import re
 import time
 import types
+from itertools import takewhile
 from pathlib import Path
 
 import matplotlib
@@ -90,7 +91,8 @@ def test_the_variables_are_read_in_one_place():
 @pytest.mark.parametrize("path", SCALED, ids=lambda path: path.stem)
 def test_the_head_names_both_scales_and_the_code_reads_them(path):
     cells = cells_of(path.stem)
-    box = next(c["source"] for c in cells[:9] if "> **Time**" in c["source"])
+    head = takewhile(lambda c: not c["source"].startswith("## "), cells)
+    box = next(c["source"] for c in head if "> **Time**" in c["source"])
     lines = re.sub(r"\n> ", " ", box)
     small = re.search(r"\n?> \*\*Small\*\* \(the default\) .{20,}", lines)
     full = re.search(

@@ -202,8 +202,9 @@ def part(path):
     sources = [cell.source for cell in cells]
     wanted = {sources[i] for i in reading(sources)}
     first, given = [cell for cell in cells if "%pip" in cell.source], set()
-    for name in re.findall(r"(?m)^#\| default_exp (\w+)", every):
-        given = {name, *vars(importlib.import_module(f"transformer_lib.{name}"))}
+    modules = re.findall(r"(?m)^#\| (?:default_exp|exporti?) (\w+)$", every)
+    for name in dict.fromkeys(modules):
+        given |= {name, *vars(importlib.import_module(f"transformer_lib.{name}"))}
         first.append(nbformat.v4.new_code_cell(EXPORTED.format(name)))
     places = needed(sources, wanted.__contains__, given)
     notebook.cells = first + [cells[i] for i in places]
