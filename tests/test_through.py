@@ -42,23 +42,14 @@ def trace():
 
 
 @pytest.fixture(scope="module")
-def weights(trace):
-    """A file of weights, as the page that translates has one: 16 bits, some turned."""
-    tables = trace[0].model.state_dict()
-    turned = (t.mT if t.dim() > 1 and "w_" in name else t for name, t in tables.items())
-    return b"".join(t.half().contiguous().numpy().tobytes() for t in turned)
-
-
-@pytest.fixture(scope="module")
-def folder(trace, weights, tmp_path_factory):
+def folder(trace, tmp_path_factory):
     """A page with the figure, and all that it loads."""
     top = tmp_path_factory.mktemp("through")
     static = top / "_static"
-    (static / "translator-model").mkdir(parents=True)
+    static.mkdir()
     for name in made.PARTS:
         shutil.copy(STATIC / name, static)
-    (static / "translator-model" / "weights.bin").write_bytes(weights)
-    made.write_trace(*(trace[0], weights, trace[1]), static / "through-the-model")
+    made.write_trace(*trace, static / "through-the-model")
     (top / "page.html").write_text(PAGE, encoding="utf-8")
     return top
 
@@ -118,8 +109,7 @@ def model(person):
     person.page.evaluate(
         "async () => { const { Model } = await import('./_static/through.js');"
         " const at = name => new URL(`_static/${name}/`, location.href).href;"
-        " window.m = await Model.load("
-        "   at('through-the-model'), at('translator-model'), 'x'); }"
+        " window.m = await Model.load(at('through-the-model'), 'x'); }"
     )
     return lambda code, argument=None: person.page.evaluate(code, argument)
 
@@ -160,15 +150,28 @@ def test_a_model_whose_sums_are_others_is_refused(changes, why):
         made.Trace(other, torch.tensor([[5, 3]]), torch.tensor([[2, 6]]))
 
 
-def test_every_learned_table_is_found_in_the_file_of_weights(folder):
+def test_each_learned_table_is_stored_once_and_in_16_bits(folder, trace):
     told = folder / "_static" / "through-the-model" / "through.json"
     tables = json.loads(told.read_text("utf-8"))["tables"]
-    assert {table["file"] for table in tables.values()} == {"weights.bin"}
-    assert {table["turned"] for table in tables.values()} == {True, False}
+    assert {table["type"] for table in tables.values()} == {"f2"}
+    state = trace[0].model.state_dict()
+    kept = {table["at"]: state[name].numel() for name, table in tables.items()}
+    assert sum(kept.values()) == sum(p.numel() for p in trace[0].model.parameters())
 
 
-def test_a_table_that_is_not_there_is_not_found(weights):
-    assert made.find_table(weights, torch.randn(7, 9)) is None
+def test_a_table_that_16_bits_cannot_hold_is_stored_whole(tmp_path):
+    sizes = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
+    model = Transformer(TransformerConfig(20, **sizes)).eval()
+    small = made.Trace(model, torch.tensor([[5, 3]]), torch.tensor([[2, 6]]))
+    made.write_trace(small, {}, tmp_path)
+    told = json.loads((tmp_path / "through.json").read_text("utf-8"))
+    place = told["tables"]["output.weight"]
+    assert place["type"] == "f4"
+    found = torch.frombuffer(
+        bytearray((tmp_path / "through.bin").read_bytes()), dtype=torch.float32,
+        count=model.output.weight.numel(), offset=place["at"],
+    )  # fmt: skip
+    assert found.view(place["shape"]).equal(model.output.weight)
 
 
 def test_learned_numbers_come_over_whole(model, trace):
@@ -344,10 +347,10 @@ def test_by_touch(browser, address):
 
 def test_a_file_that_does_not_come_is_told(browser, address):
     someone = Person(browser, address)
-    way = "**/weights.bin?*"
+    way = "**/through.bin?*"
     someone.context.route(way, lambda route: route.fulfill(status=404, body="no"))
     someone.page.get_by_role("button", name="Open every number").click()
-    someone.page.get_by_text("weights.bin is not there").wait_for()
+    someone.page.get_by_text("through.bin is not there").wait_for()
     someone.context.unroute(way)
     someone.open()
     someone.context.close()
@@ -362,10 +365,8 @@ def test_without_scripts_the_still_picture_stands(browser, address):
 @pytest.mark.skipif(
     not (HTML / "book/through_the_model.html").exists(), reason="the book is not built"
 )
-def test_the_built_page_has_a_picture_and_all_tables_in_one_file():
+def test_the_built_page_has_a_picture_and_its_numbers():
     page = (HTML / "book/through_the_model.html").read_text("utf-8")
     assert re.search(r'class="through"[^>]*><img class="still"', page)
-    told = HTML / "_static/through-the-model/through.json"
-    if told.exists():  # npm brought ONNX Runtime
-        tables = json.loads(told.read_text("utf-8"))["tables"]
-        assert {table["file"] for table in tables.values()} == {"weights.bin"}
+    for name in ("through.json", "through.bin"):
+        assert (HTML / "_static/through-the-model" / name).exists()

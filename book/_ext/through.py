@@ -3,8 +3,7 @@
 The directive `{through-the-model}` stands where the figure is to be. Its numbers are
 PyTorch's: `trace` runs the model that ships with the library on the book's sentence,
 keeps what each step gives, and says from what the step made it. book/_static/through.js
-shows them, and opens a number as the sum it came from; the learned numbers in that sum
-come from the file of weights that the page that translates loads.
+shows them, and opens a number as the sum it came from.
 """
 
 from __future__ import annotations
@@ -171,63 +170,52 @@ class Trace:
 # --- as files -------------------------------------------------------------------------
 
 
-def find_table(block: bytes, table) -> dict | None:
-    """Where a learned table lies in the file of weights: as it is, or turned."""
-    for turned in (False, True)[: table.dim()]:
-        numbers = table.mT if turned else table
-        for kind, raw in (("f2", numbers.half()), ("f4", numbers.float())):
-            if not raw.float().equal(numbers):
-                continue
-            at = block.find(raw.contiguous().numpy().tobytes())
-            if at >= 0:
-                return {"file": "weights.bin", "at": at, "type": kind, "turned": turned}
-    return None
-
-
-def write_trace(trace: Trace, weights: bytes, about: dict, folder: Path) -> None:
-    """Write through.json and through.bin: the numbers, and where the learned ones are.
+def write_trace(trace: Trace, about: dict, folder: Path) -> None:
+    """Write through.json and through.bin: the numbers, and the learned tables.
 
     Args:
         trace: Of a sentence.
-        weights: The file of weights of the page that translates.
         about: Pieces of both sides, the vocabulary.
         folder: Where to.
     """
     import torch
 
-    block, numbers, tables = bytearray(), {}, {}
+    block, numbers, tables, places = bytearray(), {}, {}, {}
 
     def put(tensor) -> int:
         block.extend(bytes(-len(block) % 4))
         at = len(block)
-        block.extend(tensor.float().contiguous().numpy().tobytes())
+        block.extend(tensor.contiguous().numpy().tobytes())
         return at
 
     for name, tensor in trace.numbers.items():
-        numbers[name] = {"at": put(tensor.detach()), "shape": list(tensor.shape)}
+        tensor = tensor.detach().float()
+        numbers[name] = {"at": put(tensor), "shape": list(tensor.shape)}
     keys = "weight", "bias", "table"
     asked = {step.get(key) for step in trace.steps for key in keys}
     state = trace.model.state_dict()
     for name in sorted(filter(None, asked)):
         table = state[name].detach()
-        place = find_table(weights, table)
-        place = place or {"file": "through.bin", "at": put(table), "type": "f4",
-                          "turned": False}  # fmt: skip
-        tables[name] = {**place, "shape": list(table.shape)}
-    files = {"through.bin": bytes(block), "weights.bin": weights}
+        if table.data_ptr() not in places:  # a tied table is stored once
+            half = table.half()
+            exact = half.float().equal(table)
+            stored, kind = (half, "f2") if exact else (table.float(), "f4")
+            places[table.data_ptr()] = {"at": put(stored), "type": kind}
+        tables[name] = {**places[table.data_ptr()], "shape": list(table.shape)}
+    content = bytes(block)
     told = {
         **about,
         "numbers": numbers,
         "tables": tables,
         "steps": trace.steps,
-        "files": {
-            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in files.items()
+        "file": {
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
         },
     }
     assert torch.isfinite(trace.logits).all()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "through.bin").write_bytes(bytes(block))
+    (folder / "through.bin").write_bytes(content)
     text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
     (folder / "through.json").write_text(text, encoding="utf-8")
 
@@ -263,23 +251,23 @@ def sentence_trace(name: str = MODEL):
 
 
 def make_ready(app):
-    """Write the numbers where the page that translates has its model; else say so."""
+    """Write the numbers where the page finds them."""
     app.config.through_page = {}
-    if app.builder.format != "html" or not app.config.translator_page:
+    if app.builder.format != "html":
         return
-    web = Path(app.srcdir) / "_build" / "web" / "model"
-    weights = (web / "translator-model" / "weights.bin").read_bytes()
+    web = Path(app.srcdir) / "_build" / "web" / "through"
+    shipped = sorted((ROOT / "transformer_lib" / "pretrained" / MODEL).iterdir())
     record = ROOT / "transformer_lib" / "evidence" / "sentence.json"
-    parts = [weights, record.read_bytes(), Path(__file__).read_bytes()]
-    parts += [(STATIC / name).read_bytes() for name in PARTS]
-    version = hashlib.sha256(b"".join(parts)).hexdigest()[:12]
+    parts = [*shipped, record, Path(__file__), *(STATIC / name for name in PARTS)]
+    content = b"".join(path.read_bytes() for path in parts)
+    version = hashlib.sha256(content).hexdigest()[:12]
     folder, note = web / "through-the-model", web.with_name("through-version.txt")
     if not (folder.exists() and note.exists() and note.read_text("utf-8") == version):
-        trace, about = sentence_trace()
-        write_trace(trace, weights, about, folder)
+        write_trace(*sentence_trace(), folder)
         note.write_text(version, encoding="utf-8")
-    size = len(weights) + sum(path.stat().st_size for path in folder.iterdir())
-    megabytes = round(size / 1e6)
+    if str(web) not in app.config.html_static_path:
+        app.config.html_static_path.append(str(web))
+    megabytes = round(sum(path.stat().st_size for path in folder.iterdir()) / 1e6)
     app.config.through_page = {"version": version, "megabytes": megabytes}
 
 
@@ -311,9 +299,6 @@ class Through(SphinxDirective):
         words = (
             "With JavaScript, in a page that a server sends (make serve starts one), "
             "every number can be opened here."
-            if state
-            else "The figure would open here: this copy of the book was built without "
-            "ONNX Runtime, which npm fetches, and so without the file of weights."
         )
         html = f'<div class="through"{data}>{picture}<p>{words}</p></div>'
         return [nodes.raw("", html, format="html")]
@@ -339,7 +324,7 @@ def setup(app):
     app.setup_extension("translator")
     app.add_config_value("through_page", {}, "")
     app.add_directive("through-the-model", Through)
-    app.connect("builder-inited", make_ready, priority=600)  # after the translator's
+    app.connect("builder-inited", make_ready)
     app.connect("env-get-outdated", outdated)
     app.connect("html-page-context", add_script)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

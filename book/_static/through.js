@@ -1,7 +1,6 @@
 // One sentence through the whole model: each number opens as the sum that it came from.
 //
-// The numbers are PyTorch's, written by book/_ext/through.py when the book is built; the
-// learned ones come from the file of weights that the page that translates loads. This
+// The numbers are PyTorch's, written by book/_ext/through.py when the book is built. This
 // file lists the terms of a number's sum (Model.sum) and shows them. It computes no step
 // of the model: tests/test_through.py adds the terms up and compares.
 
@@ -25,30 +24,25 @@ function halves(bytes, at, count) {
 const singles = (bytes, at, count) => new Float32Array(bytes.slice(at, at + 4 * count).buffer);
 
 export class Model {
-  constructor(told, files) {
-    Object.assign(this, told);
-    this.fileOf = files;
+  constructor(told, bytes) {
+    Object.assign(this, told, { bytes });
     this.step = new Map(told.steps.map(step => [step.name, step]));
     this.read = new Map();
   }
 
-  static async load(folder, weights, version, report = () => {}) {
-    const get = (name, place, size) => fetched(new URL(`${name}?v=${version}`, place).href, size);
+  static async load(folder, version, report = () => {}) {
+    const get = (name, size) => fetched(new URL(`${name}?v=${version}`, folder).href, size);
     let loaded = 0;
-    const count = (before, now) => report((loaded += now - before));
-    const told = JSON.parse(new TextDecoder().decode(await get("through.json", folder)));
-    const names = ["through.bin", "weights.bin"];
-    const contents = await Promise.all(names.map((name, i) => get(name, [folder, weights][i], count)));
-    await Promise.all(names.map((name, i) => checked(contents[i], name, told.files[name])));
-    return new Model(told, Object.fromEntries(names.map((name, i) => [name, contents[i]])));
+    const told = JSON.parse(new TextDecoder().decode(await get("through.json")));
+    const bytes = await get("through.bin", (before, now) => report((loaded += now - before)));
+    return new Model(told, await checked(bytes, "through.bin", told.file));
   }
 
   // All numbers of a step, or a learned table, once they are asked for.
   all(name) {
     if (!this.read.has(name)) {
-      const place = this.numbers[name] ?? this.tables[name];
-      const count = place.shape.reduce((a, b) => a * b, 1), bytes = this.fileOf[place.file ?? "through.bin"];
-      this.read.set(name, (place.type === "f2" ? halves : singles)(bytes, place.at, count));
+      const { at, type, shape } = this.numbers[name] ?? this.tables[name];
+      this.read.set(name, (type === "f2" ? halves : singles)(this.bytes, at, shape.reduce((a, b) => a * b, 1)));
     }
     return this.read.get(name);
   }
@@ -58,9 +52,8 @@ export class Model {
   }
 
   number(name, ...at) {
-    const { shape, turned } = this.numbers[name] ?? this.tables[name];
-    const [sizes, place] = turned ? [[...shape].reverse(), [...at].reverse()] : [shape, at];
-    return this.all(name)[place.reduce((sum, i, axis) => sum * sizes[axis] + i, 0)];
+    const shape = this.shape(name);
+    return this.all(name)[at.reduce((sum, i, axis) => sum * shape[axis] + i, 0)];
   }
 
   // The sum behind a number: `how` it is made of the terms. A term is a value and its
@@ -370,7 +363,7 @@ if (box) {
   const start = make("button", { type: "button", class: "through-go", click: async () => {
     let going = (start.disabled = true);
     try {
-      const model = await Model.load(place("through-the-model"), place("translator-model"), version, bytes => {
+      const model = await Model.load(place("through-the-model"), version, bytes => {
         if (going) status.textContent = `Loading: ${Math.min(megabytes, Math.floor(bytes / 1e6))} of ${megabytes} MB …`;
       });
       const stage = make("div", { class: "through-stage" });
