@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import shutil
 import sys
 import threading
 import tracemalloc
@@ -192,6 +193,11 @@ def test_a_run_can_start_from_a_trained_one(train, data_dir, tmp_path):
     alone = tiny(start_from=str(tmp_path / "given"), max_steps=2, corpus=spec)
     run = trainer.train(alone, tmp_path / "fourth", show=False)
     assert run.tokenizer.model == first.tokenizer.model
+    recipe = tiny(start_from=str(tmp_path / "given"), validate_every=1)
+    begun = train(recipe, tmp_path / "fifth", max_seconds=0)
+    assert begun.progress.step < recipe.max_steps
+    shutil.rmtree(tmp_path / "given")  # what a run began with it needs no more
+    assert train(recipe, tmp_path / "fifth").progress.step == recipe.max_steps
 
 
 def test_joined_lines_are_read_in_training_and_not_in_validation(train, tmp_path):

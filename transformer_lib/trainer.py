@@ -569,8 +569,6 @@ def _set_up(
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
     model = Transformer(config).to(device)
-    if recipe.start_from:
-        _start_weights(model, ready.tokenizer, recipe.start_from)
     if recipe.compiled:
         _compile_layers(model)
     if device == "cpu" and config.tie_embeddings and world_size == 1:
@@ -581,6 +579,8 @@ def _set_up(
     if rank:  # each process drops other units
         torch.manual_seed(recipe.seed + 1_000_003 * rank)
     at = load_checkpoint(run_dir / "last.safetensors", model, optimizer, rank)
+    if at is None and recipe.start_from:
+        _start_weights(model, ready.tokenizer, recipe.start_from)
     if at and rank == 0:
         _mend_best(run_dir, at.history)
     if rank == 0:  # nothing was refused: the folder is this run's
