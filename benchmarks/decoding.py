@@ -82,9 +82,10 @@ class Case:
 
 def shipped(batch: int, count: int, quick: bool = False) -> Case:
     """The shipped model and sentences from all over the test set."""
-    model, tokenizer, _ = load_pretrained("tatoeba-en-de", "cpu")
+    model, tokenizer, about = load_pretrained("tatoeba-en-de", "cpu")
+    longest = about["recipe"]["max_length"]  # of what it was trained on
     ids = tokenizer.encode_all([source for source, _ in test_pairs(quick)])
-    ids = [row for row in ids if len(row) < 60]  # what it was trained on
+    ids = [row for row in ids if len(row) < longest]
     rows = [[*row, EOS] for row in ids[:: max(1, len(ids) // count)][:count]]
     return Case(model, rows, batch, None, _piece_names(tokenizer))
 

@@ -71,10 +71,12 @@ def test_view_escapes_what_it_is_given():
 def test_view_refuses(pair, trained):
     with pytest.raises(ValueError, match="kind='self'"):
         AttentionView(pair, "self")
-    with pytest.raises(ValueError, match="layer=2: must be from 0 to 1"):
-        AttentionView(pair, layer=2)
-    with pytest.raises(ValueError, match="head=4"):
-        AttentionView(pair, head=4)
+    layers, heads = len(pair.weights["cross"]), pair.weights["cross"][0].shape[-3]
+    last = f"layer={layers}: must be from 0 to {layers - 1}"
+    with pytest.raises(ValueError, match=last):
+        AttentionView(pair, layer=layers)
+    with pytest.raises(ValueError, match=f"head={heads}"):
+        AttentionView(pair, head=heads)
     long = look(*trained, "word " * 60, "Wort " * 60)
     with pytest.raises(ValueError, match="60 are allowed"):
         AttentionView(long)

@@ -229,7 +229,8 @@ def test_copied_and_cut_lines_are_told(shipped):
     with pytest.warns(UserWarning, match=r"line 12 is mostly .* copied \(and 1 more\)"):
         shipped(["Hello.", "", "我喜欢", "😀"], beam_size=1, first_line=10)
     with pytest.warns(UserWarning, match="line 2 has a sentence that is too long"):
-        shipped(["Hello.", "very " * 90 + "long"], beam_size=1, max_extra=2)
+        long = "very " * (shipped.max_length + 30) + "long"
+        shipped(["Hello.", long], beam_size=1, max_extra=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         shipped(LINES + ["Hello. How are you? " * 30], beam_size=1, max_extra=2)
