@@ -220,7 +220,7 @@ def test_chapter_13_at_full_begins_from_nothing_and_goes_on(full, monkeypatch):
     names |= {"train": train, "Recipe": Recipe}
     run_cells("13_runs", names, "short_run = train(")
     first = names["short_run"].progress.step
-    assert full == ["tatoeba-en-de-large"] and first >= 1
+    assert full == ["tatoeba-en-de"] and first >= 1
     precision = names["short_run"].recipe.precision
     assert precision == recipes._native_precision("cpu")[0]
     monkeypatch.setattr(recipes, "_native_precision", lambda device: ("float16", ""))
@@ -228,12 +228,12 @@ def test_chapter_13_at_full_begins_from_nothing_and_goes_on(full, monkeypatch):
     run_cells("13_runs", names, "short_run = train(")
     assert names["short_run"].progress.step > first
     assert names["short_run"].recipe.precision == precision
-    assert full == ["tatoeba-en-de-large"]
+    assert full == ["tatoeba-en-de"]
     assert names["short_run"].progress.seconds < 60
 
 
 def test_the_recipe_of_full_runs_from_nothing():
-    recipe = Recipe.load("tatoeba-en-de-large")
+    recipe = Recipe.load("tatoeba-en-de")
     assert not recipe.start_from and recipe.max_words is None
 
 

@@ -14,6 +14,8 @@ from conftest import UNSEEN
 from test_live_pages import LIGHT_PAGE, Reader
 from test_pages import AXE, BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 
+from transformer_lib.onnx_export import _rounded_to_8_bits
+from transformer_lib.runs import load_pretrained
 from transformer_lib.translator import (
     Translator,
     _cut_text,
@@ -140,7 +142,9 @@ def engine(person):
 
 @pytest.fixture(scope="module")
 def translator():
-    return Translator.from_pretrained("tatoeba-en-de")
+    """The library, with the weights that the page has: in 8 bits."""
+    model, *others = load_pretrained("tatoeba-en-de", "cpu")
+    return Translator(_rounded_to_8_bits(model), *others)
 
 
 # --- before the first click -----------------------------------------------------------

@@ -60,7 +60,7 @@ def export_model(static: Path) -> str:
 
     note.unlink(missing_ok=True)
     model, tokenizer, about = load_pretrained(MODEL)
-    _export_onnx(model, tokenizer, folder, about)
+    _export_onnx(model, tokenizer, folder, about, int8=True)
     for name in NOT_SERVED:
         (folder / name).unlink()
     note.write_text(version, encoding="utf-8")
