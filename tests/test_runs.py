@@ -362,7 +362,7 @@ def test_the_shipped_model_is_that_of_the_record():
     recipe = json.loads((shipped / "recipe.json").read_text("utf-8"))
     wanted = Recipe.load("tatoeba-en-de")
     assert Recipe.of(recipe) == Recipe.of(record["recipe"]) == wanted
-    assert record["scores"]["sacreBLEU"]["value"] > 23
+    assert record["scores"]["sacreBLEU"]["value"] > 30
 
 
 @pytest.mark.parametrize(
