@@ -150,9 +150,13 @@ def heads_figure(sentences: dict[str, tuple[list[str], Tensor]]) -> InteractiveF
     ]
     words, weights = next(iter(sentences.values()))
     names = [f"head {head + 1}" for head in range(len(weights))]
-    size = (2.3 * len(names), 2.6)
-    fig, axes = plt.subplots(1, len(names), figsize=size, sharey=True, squeeze=False)
-    for name, head, ax in zip(names, weights, axes[0], strict=True):
+    columns = min(4, len(names))
+    rows = -(-len(names) // columns)
+    size = {"figsize": (2.3 * columns, 2.6 * rows), "sharex": True, "sharey": True}
+    fig, axes = plt.subplots(rows, columns, **size, squeeze=False)
+    for ax in axes.flat[len(names) :]:
+        ax.axis("off")
+    for name, head, ax in zip(names, weights, axes.flat, strict=False):
         plot_matrix(head, words, words, name, ax, write=False, vmin=0, vmax=1)
         ax.tick_params(axis="x", rotation=90)
     said = "; ".join(
