@@ -210,7 +210,7 @@ export function show(box, model) {
       return [...Array(keys).keys()].map(j => [[state.head, row, j], model.number(name, state.head, row, j), model.piece(columns, j)]);
     }
     const width = all ? shape[1] / all : shape[1], first = all ? state.head * width : 0;
-    const found = Array.from({ length: width }, (_, k) => [[row, first + k], model.number(name, row, first + k), String(k + 1)]);
+    const found = Array.from({ length: width }, (_, k) => [[row, first + k], model.number(name, row, first + k), String(first + k + 1)]);
     if (columns !== "vocabulary" && !step().relu) return found;
     found.sort((a, b) => b[1] - a[1]);
     if (step().relu) return found; // most are zero: those that are on come first
