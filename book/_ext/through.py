@@ -321,7 +321,6 @@ def add_script(app, pagename, templatename, context, doctree):
 
 
 def setup(app):
-    app.setup_extension("translator")
     app.add_config_value("through_page", {}, "")
     app.add_directive("through-the-model", Through)
     app.connect("builder-inited", make_ready)
