@@ -42,6 +42,7 @@ class Recipe:
         validate_every: Updates between validations and checkpoints.
         kind: Kind of subwords, "bpe" or "unigram".
         dropout_after: Dropout is off up to this update, and on from the next.
+        fast_dropout: Whether dropout on a CPU draws 16 random bits for each number.
         clip: Longest gradient; 0 for no limit, as in the paper.
         precision: "float32"; "bfloat16" or "float16" for autocast.
         chunk: Target tokens that are projected onto the vocabulary at a time; 0 for
@@ -80,6 +81,7 @@ class Recipe:
     validate_every: int = 200
     kind: str = "bpe"
     dropout_after: int = 0
+    fast_dropout: bool = False
     clip: float = 0.0
     precision: str = "float32"
     chunk: int = 256
@@ -193,6 +195,7 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "dropout_after": _whole(0), "seed": _whole(0), "validate_every": _whole(1),
     "keep_last": _whole(0), "chunk": _whole(0), "prefetch": _whole(0),
     "packed": _whole(0), "fused": _BOOL, "compiled": _BOOL,
+    "fast_dropout": _BOOL,
     "precision": _one_of("float32", "bfloat16", "float16"),
 }  # fmt: skip
 

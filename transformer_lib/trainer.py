@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -321,6 +321,32 @@ def _set_dropout(model: Transformer, on: bool) -> None:
         elif isinstance(module, MultiHeadAttention):
             module.dropout = config.attention_dropout if on else 0.0
 
+# %% ../notebooks/13_runs.ipynb #fa57d0a1
+class _FastDropout(nn.Dropout):
+    """Dropout from 16 random bits for each number: on a CPU, and in training.
+
+    The probability is rounded to a multiple of 2^-16. Elsewhere it is nn.Dropout.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape; some numbers are 0, the others divided by their share."""
+        cut = round(self.p * 2**16)
+        if not (self.training and 0 < cut < 2**16) or x.device.type != "cpu":
+            return super().forward(x)
+        drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
+        drawn.random_(-(2**63), None)  # all 64 bits of each
+        bits = drawn.view(torch.int16)[: x.numel()].view(x.shape)
+        kept = (bits >= cut - 2**15).to(x.dtype)
+        return x * kept.mul_(2**16 / (2**16 - cut))
+
+
+def _use_fast_dropout(model: nn.Module) -> None:
+    """Put a _FastDropout in place of each nn.Dropout of a model."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Dropout:
+                setattr(parent, name, _FastDropout(child.p))
+
 # %% ../notebooks/13_runs.ipynb #6566e5dd
 @dataclass
 class _Trainer:
@@ -569,6 +595,8 @@ def _set_up(
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
     model = Transformer(config).to(device)
+    if recipe.fast_dropout:
+        _use_fast_dropout(model)
     if recipe.compiled:
         _compile_layers(model)
     if device == "cpu" and config.tie_embeddings and world_size == 1:
