@@ -122,13 +122,14 @@ def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> d
 
 
 def _make_start(start_from: str, runs: Path, device: str) -> None:
-    """Train the run that another one starts from, such as RECIPE/averaged, if need be."""
+    """Train the run from which another one starts, if need be: RECIPE/averaged."""
     try:
         _find_pretrained(start_from)
     except ValueError:
         first = Path(start_from).parts[0]
-        out = runs / first / "record.json"
-        main([first, "--run-dir", str(out.parent), "--out", str(out), "--device", device])
+        folder = runs / first
+        main([first, "--run-dir", str(folder), "--out", str(folder / "record.json"),
+              "--device", device])  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:
