@@ -60,10 +60,10 @@ def test_fit_is_train_without_its_machinery(train, data_dir, tmp_path):
     assert [row["train_loss"] for row in history] == pytest.approx(losses, abs=1e-5)
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3, 5])
-def test_resumed_run_is_bit_equal(train, tmp_path, monkeypatch, stop):
+@pytest.mark.parametrize(("stop", "fast"), [(1, 0), (2, 0), (3, 0), (3, 1), (5, 0)])
+def test_resumed_run_is_bit_equal(train, tmp_path, monkeypatch, stop, fast):
     """Dropout on, accumulation on, stopped anywhere: the same weights to the bit."""
-    recipe = tiny(accumulate=2)
+    recipe = tiny(accumulate=2, fast_dropout=bool(fast))
     whole = train(recipe, tmp_path / "whole")
     real, calls = trainer.update, []
 
@@ -163,6 +163,58 @@ def test_dropout_begins_late(train, tmp_path):
     losses = [[h["train_loss"] for h in run.history] for run in (without, late)]
     assert losses[0][:2] == losses[1][:2]
     assert losses[0][2] != losses[1][2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.2, 0.5, 0.9])
+def test_fast_dropout_is_dropout(p, dtype):
+    """Held against nn.Dropout: how many are zero, what the others are, the gradient."""
+    torch.manual_seed(0)
+    x = torch.randn(401, 997, dtype=dtype).requires_grad_()
+    ours, theirs = trainer._FastDropout(p)(x), torch.nn.Dropout(p)(x)
+    share = (ours == 0).double().mean().item()
+    assert share == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / x.numel()))
+    both = (ours != 0) & (theirs != 0)
+    assert both.sum() > 0
+    rounded = 2**-17 / (1 - p)  # p is a multiple of 2^-16 there
+    rtol = rounded if dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(ours[both], theirs[both], rtol=rtol, atol=0)
+    ours.sum().backward()
+    dropped = ours == 0
+    assert (x.grad[dropped] == 0).all()
+    torch.testing.assert_close(ours[~dropped], (x * x.grad)[~dropped])
+    rows = (ours == 0).float()  # neighbors share 64 random bits, and are independent
+    for shift in 1, 2, 3, 4:
+        pairs_dropped = (rows[:, shift:] * rows[:, :-shift]).mean().item()
+        assert pairs_dropped == pytest.approx(p * p, abs=0.005)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3,), (5, 7), (2, 3, 9)])
+def test_fast_dropout_takes_any_shape_and_is_off_where_it_should_be(shape):
+    drop, x = trainer._FastDropout(0.25), torch.ones(shape)
+    assert drop(x).shape == x.shape
+    assert set(drop(x).flatten().tolist()) <= {0.0, 1 / 0.75}
+    torch.manual_seed(1)
+    one = drop(x)
+    torch.manual_seed(1)
+    assert torch.equal(drop(x), one)
+    assert torch.equal(drop.eval()(x), x)
+    assert torch.equal(trainer._FastDropout(0.0)(x), x)
+    assert torch.equal(trainer._FastDropout(1.0)(x), torch.zeros(shape))
+
+
+def test_a_run_with_fast_dropout_learns_otherwise_and_only_through_dropout(
+    train, tmp_path
+):
+    plain, fast = (
+        train(tiny(fast_dropout=on), tmp_path / str(on)) for on in (False, True)
+    )
+    assert plain.history[-1]["train_loss"] != fast.history[-1]["train_loss"]
+    off = SMALL | {"dropout": 0.0}
+    plain, fast = (train(tiny(fast_dropout=on, model=off), tmp_path / f"{on} off")
+                   for on in (False, True))  # fmt: skip
+    for a, b in zip(plain.history, fast.history, strict=True):
+        assert a["train_loss"] == b["train_loss"]
 
 
 def test_what_diverged_says_what_works(train, tmp_path, monkeypatch):
