@@ -73,7 +73,7 @@ def test_the_command_scores_and_leaves_what_can_be_shipped(run_dir, tmp_path):
     assert (run_dir / "averaged" / "weights.safetensors").is_file()
 
 
-def test_a_finished_run_becomes_the_model_that_ships(run_dir, tmp_path):
+def test_a_finished_run_becomes_the_model_that_ships(run_dir, tmp_path, monkeypatch):
     library = tmp_path / "library"
     (library / "evidence").mkdir(parents=True)
     with pytest.raises(ValueError, match="no record.json"):
@@ -83,12 +83,16 @@ def test_a_finished_run_becomes_the_model_that_ships(run_dir, tmp_path):
     kept.write_text(json.dumps(record | {"finished": False}), "utf-8")
     with pytest.raises(ValueError, match="not finished"):
         ship.ship(run_dir, "known", library)
-    assert not (library / "pretrained").exists()
     kept.write_text(json.dumps(record), "utf-8")
+    with monkeypatch.context() as smaller:
+        smaller.setattr(ship, "LARGEST", 1000)
+        with pytest.raises(ValueError, match="MB: a shipped model has less"):
+            ship.ship(run_dir, "known", library)
+    assert not (library / "pretrained").exists()
     model, _, about = load_pretrained(ship.ship(run_dir, "known", library), "cpu")
-    assert about["recipe"]["name"] == "known"
-    ours = json.loads((library / "evidence" / "known.json").read_text("utf-8"))
-    assert ours["recipe"] == about["recipe"]
+    name = about["recipe"]["name"]  # that of the record; the model has its own
+    ours = json.loads((library / "evidence" / f"{name}.json").read_text("utf-8"))
+    assert name == record["recipe"]["name"] and ours["recipe"] == about["recipe"]
     average = Run.load(run_dir, "cpu", "average").model.half().float()
     for name, weights in average.state_dict().items():
         assert torch.equal(weights, model.state_dict()[name]), name

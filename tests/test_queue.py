@@ -91,6 +91,40 @@ def results(place, runs):
     return found
 
 
+CHAIN = """
+[[group]]
+name = "test-queue"
+run = "second"
+after = "first"
+command = '"%(script)s" {runs}/first.json {runs}/second.json'
+result = "{runs}/second.json"
+
+[[group]]
+name = "test-queue"
+run = "first"
+command = '"%(script)s" "%(script)s" {runs}/first.json'
+result = "{runs}/first.json"
+"""
+STEP = """
+import sys, time, pathlib
+assert pathlib.Path(sys.argv[1]).exists(), "this run goes on from another"
+time.sleep(1)
+pathlib.Path(sys.argv[2]).write_text('{"seconds": 1, "environment": 0}')
+"""
+
+
+def test_a_run_waits_for_the_one_that_it_goes_on_from(tmp_path):
+    """Listed before it, with two processes: it still begins after it."""
+    (tmp_path / "step.py").write_text(STEP)
+    (tmp_path / "queue.toml").write_text(CHAIN % {"script": tmp_path / "step.py"})
+    queue = start(tmp_path, "runs", "-j", "2")
+    said, _ = queue.communicate(timeout=60)
+    assert queue.returncode == 0 and "2 of 2 runs are done" in said, said
+    assert set(results(tmp_path, "runs")) == {"first.json", "second.json"}
+    begun = [line.split()[3] for line in said.splitlines() if "begins" in line]
+    assert begun == ["first", "second"]
+
+
 def test_stopped_at_random_moments_the_results_are_the_same(place):
     """One run of the queue by the script for a GPU, here without one; one in pieces."""
     env = surroundings(place, "whole") | {

@@ -358,11 +358,15 @@ def in_half(checkpoints):
 def test_the_shipped_model_is_that_of_the_record():
     shipped = Path(runs.__file__).parent / "pretrained" / "tatoeba-en-de"
     assert sum(path.stat().st_size for path in shipped.iterdir()) < 20e6
-    record = runs.read_evidence("tatoeba-en-de")
+    record = runs.read_evidence("tatoeba-en-de-longer")
     recipe = json.loads((shipped / "recipe.json").read_text("utf-8"))
-    wanted = Recipe.load("tatoeba-en-de")
+    wanted = Recipe.load("tatoeba-en-de-longer")
     assert Recipe.of(recipe) == Recipe.of(record["recipe"]) == wanted
-    assert record["scores"]["sacreBLEU"]["value"] > 30
+    start = runs.read_evidence("tatoeba-en-de")
+    assert Recipe.of(start["recipe"]) == Recipe.load("tatoeba-en-de")
+    assert wanted.start_from == "tatoeba-en-de/averaged"
+    first, second = (r["scores"]["sacreBLEU"]["value"] for r in (start, record))
+    assert 30 < first < second
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import _ensure_writable
 from transformer_lib.onnx_export import _rounded_to_8_bits
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run, _find_pretrained, _pair_key, runs_folder
+from transformer_lib.runs import Run, _pair_key, runs_folder
 from transformer_lib.trainer import train
 from transformer_lib.training import validation_loss
 from transformer_lib.transformer import default_device
@@ -121,17 +121,6 @@ def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> d
     }
 
 
-def _make_start(start_from: str, runs: Path, device: str) -> None:
-    """Train the run from which another one starts, if need be: RECIPE/averaged."""
-    try:
-        _find_pretrained(start_from)
-    except ValueError:
-        first = Path(start_from).parts[0]
-        folder = runs / first
-        main([first, "--run-dir", str(folder), "--out", str(folder / "record.json"),
-              "--device", device])  # fmt: skip
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
@@ -151,8 +140,6 @@ def main(arguments: list[str] | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     _ensure_writable(path)
     if not asked.score_only:
-        if recipe.start_from:
-            _make_start(recipe.start_from, run_dir.parent, device)
         train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
     _write_json(path, record_of(run_dir, device, asked.weights))
     print(f"The record is in {path}.")

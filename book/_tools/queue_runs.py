@@ -7,6 +7,7 @@
 The queue is queue.toml among the records in transformer_lib/evidence. Each group of it
 is one command, run with each value for the names in braces. A run is done when its
 result is in results/ beside the queue, where it is copied when the command ends well.
+`after` names another run of the group: until that one is done, this one waits.
 A group runs from one commit, the one checked out when its first run began, in a
 clone of its own, so that later changes of the library do not reach it. Checkpoints stay
 in the folder of runs (TRANSFORMER_LIB_RUNS; else in the user's cache, which outlives a
@@ -50,10 +51,17 @@ class Job:
     name: str
     command: tuple[str, ...]
     result: Path
+    after: str = ""
 
     @property
     def kept(self) -> Path:
         return KEPT / self.group / f"{self.name}.json"
+
+    @property
+    def waits(self) -> bool:
+        """Whether the run that it goes on from is not done."""
+        first = self.kept.with_name(f"{self.after}.json")
+        return bool(self.after) and not first.exists()
 
 
 def read_jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job]:
@@ -73,7 +81,8 @@ def read_jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job
             command = tuple(w.format(**fill) for w in shlex.split(group["command"]))
             name = group.get("run", "run").format(**fill)
             result = Path(group["result"].format(**fill))
-            found.append(Job(group["name"], name, command, result))
+            after = group.get("after", "").format(**fill)
+            found.append(Job(group["name"], name, command, result, after))
     return found
 
 
@@ -120,10 +129,10 @@ class Queue:
             file.write(line + "\n")
 
     def next(self) -> Job | None:
-        """The first run that nobody here has taken and that has no result."""
+        """The first run that nobody here has taken, that has no result, nor waits."""
         with self.lock:
             for job in self.todo:
-                if job not in self.taken and not job.kept.exists():
+                if not (job in self.taken or job.kept.exists() or job.waits):
                     self.taken.add(job)
                     return job
         return None
@@ -145,6 +154,8 @@ class Queue:
         env = os.environ | {
             "PYTHONPATH": str(code),
             "OMP_NUM_THREADS": str(self.threads),
+            # Each shape of batch has kernels of its own: keep those of all.
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16384",
             "PYTHONUNBUFFERED": "1",
         }
         words = self.runs / "words" / f"{job.group}.{job.name}.log"

@@ -4,8 +4,8 @@
     python book/_tools/ship.py RUN
 
 Takes the averaged weights and the record.json that the queue left in the folder of the
-run, writes transformer_lib/pretrained/NAME and transformer_lib/evidence/NAME.json under
-the name by which the library knows the model, and makes again every record that is read
+run, writes transformer_lib/pretrained/NAME, by which the library knows the model, and
+transformer_lib/evidence/RECIPE.json, and makes again every record that is read
 off this model: the sentence of chapters 01 to 07, the heads of chapter 27, newstest2014
 of chapter 24. Minutes to an hour on a CPU. It ends with the commands that need the
 built book. Refuses a run that is not finished, and weights of 20 MB or more.
@@ -15,7 +15,6 @@ import argparse
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from transformer_lib.checkpoints import _write_json
@@ -30,7 +29,8 @@ AFTER = [
      "'transformer_lib/evidence/attention-heads.json')"],
     [sys.executable, "benchmarks/newstest.py"],
 ]  # fmt: skip
-LATER = "make book && python benchmarks/translator.py && make test"
+LATER = ("python book/_tools/growth.py {} && make book && "
+         "python benchmarks/translator.py && make test")  # fmt: skip
 
 
 def ship(run_dir: Path, name: str, library: Path = LIBRARY) -> Path:
@@ -53,9 +53,8 @@ def ship(run_dir: Path, name: str, library: Path = LIBRARY) -> Path:
     sizes += (run_dir / "tokenizer.model").stat().st_size
     if sizes >= LARGEST:
         raise ValueError(f"{sizes / 1e6:.1f} MB: a shipped model has less than 20.")
-    replace(run, recipe=replace(run.recipe, name=name)).save_pretrained(folder)
-    record["recipe"]["name"] = name
-    _write_json(library / "evidence" / f"{name}.json", record)
+    run.save_pretrained(folder)
+    _write_json(library / "evidence" / f"{run.recipe.name}.json", record)
     return folder
 
 
@@ -70,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(str(error))
     for command in AFTER:
         subprocess.run(command, cwd=ROOT, check=True)
-    print(f"Then: {LATER}")
+    print(f"Then: {LATER.format(asked.run)}")
 
 
 if __name__ == "__main__":
