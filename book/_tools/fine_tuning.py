@@ -117,7 +117,7 @@ def run(asked: argparse.Namespace) -> dict:
     last = Run.load(asked.run_dir / "run", asked.device, "last")
     after = scored(last.model, tokenizer, about, tests)
     return {
-        "start": about["recipe"]["name"],
+        "start": asked.start,
         "factor": asked.factor,
         "pairs": len(new),
         "old_pairs": len(text) - len(new),

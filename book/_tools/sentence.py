@@ -210,7 +210,7 @@ def sentence_record(model, tokenizer, about: dict) -> dict:
         embedded = model._embed(src_ids, model.src_embedding, model.src_positions)[0]
     return {
         "command": "python book/_tools/sentence.py",
-        "model": about["recipe"]["name"],
+        "model": MODEL,
         "sizes": about["recipe"]["model"],
         **chosen,
         "candidates": candidates,
