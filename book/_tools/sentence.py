@@ -110,7 +110,9 @@ def one_head(model, ids: Tensor, layer: int, head: int) -> dict:
 
 
 def widest_head(layers: list[Tensor]) -> tuple[int, int]:
-    """The head, (layer, head) from 1, that looks most at the most different keys.
+    """The head, (layer, head) from 1, whose rows look most at the most different keys.
+
+    Of equal ones a head of the last layer, then the darkest.
 
     Args:
         layers: Weights, each of shape (1, H, T, S).
@@ -120,8 +122,9 @@ def widest_head(layers: list[Tensor]) -> tuple[int, int]:
         for head, weights in enumerate(heads[0], 1):
             most = weights.max(dim=-1)
             spread = len(set(most.indices.tolist()))
-            found.append((spread, most.values.mean().item(), layer, head))
-    return max(found)[2:]
+            found.append((spread, layer, most.values.mean().item(), head))
+    _, layer, _, head = max(found)
+    return layer, head
 
 
 @torch.inference_mode()
