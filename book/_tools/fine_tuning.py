@@ -117,7 +117,7 @@ def run(asked: argparse.Namespace) -> dict:
     last = Run.load(asked.run_dir / "run", asked.device, "last")
     after = scored(last.model, tokenizer, about, tests)
     return {
-        "start": asked.start,
+        "start": Path(asked.start).name,
         "factor": asked.factor,
         "pairs": len(new),
         "old_pairs": len(text) - len(new),
