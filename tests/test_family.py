@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from transformer_lib.decoding import (
     CachedSteps,
@@ -19,12 +20,14 @@ from transformer_lib.decoding import (
     output_limits,
     search,
 )
+from transformer_lib.encoder import FeedForward
 from transformer_lib.exercises.family import (
     check_rotate_one,
     check_span_target,
     check_top_p,
 )
 from transformer_lib.family import (
+    _NETWORKS,
     MEMBERS,
     FamilyConfig,
     GroupedAttention,
@@ -32,7 +35,6 @@ from transformer_lib.family import (
     MixtureOfExperts,
     StackSteps,
     _cut_patches,
-    _FamilyFeedForward,
     _make_stack,
     build_model,
     rotate,
@@ -285,11 +287,30 @@ def test_vit_has_the_parameters_that_are_published():
 
 def test_two_thirds_keep_the_size_of_a_gated_network():
     """Shazeer 2020, section 3."""
-    plain = _FamilyFeedForward(512, 2048)
-    gated = _FamilyFeedForward(512, 2048 * 2 // 3, "swiglu")
+    plain = _NETWORKS["relu"](512, 2048)
+    gated = _NETWORKS["swiglu"](512, 2048 * 2 // 3)
     weights = [sum(p.numel() for p in m.parameters() if p.dim() > 1)
                for m in (plain, gated)]  # fmt: skip
     assert weights[1] == pytest.approx(weights[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_layer_is_built_of_its_blocks_and_of_nothing_else(member, monkeypatch):
+    """No block is made only to be replaced."""
+    made = []
+    for kind in (MultiHeadAttention, FeedForward, nn.LayerNorm, nn.RMSNorm):
+        monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, made))
+    model = model_of(member)
+    blocks = {*model.modules()}
+    assert made and all(block in blocks for block in made)
+
+
+def _noted(make, made):
+    def init(self, *args, **settings):
+        make(self, *args, **settings)
+        made.append(self)
+
+    return init
 
 
 @pytest.mark.parametrize("groups", [8, 4, 1])
@@ -443,7 +464,7 @@ def test_gates_and_activations_by_formula():
         ),
         "swiglu": lambda f: f.w_1(x) / (1 + (-f.w_1(x)).exp()) * f.w_3(x),
     }.items():
-        f = _FamilyFeedForward(6, 9, kind)
+        f = _NETWORKS[kind](6, 9)
         wanted = inside(f) @ f.w_2.weight.T + f.w_2.bias
         torch.testing.assert_close(f(x), wanted, atol=1e-5, rtol=1e-5)
 

@@ -75,8 +75,11 @@ class DecoderLayer(nn.Module):
         norm_first: True for pre-norm; the paper's post-norm is the default.
         attention_dropout: Probability with which an attention weight is dropped
             (the paper drops none).
-        activation: Of the feed-forward network; the paper has the ReLU.
-        **settings: More of :class:`MultiHeadAttention` (d_k, d_v, bias, attention).
+        self_attention: What makes the attention, called as :class:`MultiHeadAttention`.
+        cross_attention: The same for the attention to the encoder.
+        feed_forward: What makes the network, called with d_model and d_ff.
+        norm: What makes a normalization, called with d_model.
+        **settings: More for both attentions (d_k, d_v, bias, attention).
 
     Raises:
         ValueError: If d_model does not divide into the heads, a width is below 1,
@@ -93,20 +96,23 @@ class DecoderLayer(nn.Module):
         dropout: float = 0.1,
         norm_first: bool = False,
         attention_dropout: float = 0.0,
-        activation: Callable = torch.relu,
+        self_attention: Callable = MultiHeadAttention,
+        cross_attention: Callable = MultiHeadAttention,
+        feed_forward: Callable = FeedForward,
+        norm: Callable = nn.LayerNorm,
         **settings,
     ):
         super().__init__()
-        self.self_attention = MultiHeadAttention(
+        self.self_attention = self_attention(
             d_model, num_heads, dropout=attention_dropout, **settings
         )
-        self.cross_attention = MultiHeadAttention(  # new
+        self.cross_attention = cross_attention(  # new
             d_model, num_heads, dropout=attention_dropout, **settings
         )
-        self.feed_forward = FeedForward(d_model, d_ff, activation)
-        self.residual_1 = Residual(d_model, dropout, norm_first)
-        self.residual_2 = Residual(d_model, dropout, norm_first)
-        self.residual_3 = Residual(d_model, dropout, norm_first)  # new
+        self.feed_forward = feed_forward(d_model, d_ff)
+        self.residual_1 = Residual(d_model, dropout, norm_first, norm)
+        self.residual_2 = Residual(d_model, dropout, norm_first, norm)
+        self.residual_3 = Residual(d_model, dropout, norm_first, norm)  # new
 
     def forward(
         self,
@@ -142,6 +148,7 @@ class Decoder(nn.Module):
         num_heads: Number of heads.
         d_ff: Width of the feed-forward networks.
         norm_first: True for pre-norm.
+        norm: What makes a normalization, called with d_model.
         **layer: Further settings of :class:`DecoderLayer`.
 
     Raises:
@@ -157,16 +164,19 @@ class Decoder(nn.Module):
         num_heads: int,
         d_ff: int,
         norm_first: bool = False,
+        norm: Callable = nn.LayerNorm,
         **layer,
     ):
         super().__init__()
         _check_num_layers(num_layers)
         self.d_model = d_model
         self.layers = nn.ModuleList(
-            DecoderLayer(d_model, num_heads, d_ff, norm_first=norm_first, **layer)
+            DecoderLayer(
+                d_model, num_heads, d_ff, norm_first=norm_first, norm=norm, **layer
+            )
             for _ in range(num_layers)
         )
-        self.norm = nn.LayerNorm(d_model) if norm_first else nn.Identity()
+        self.norm = norm(d_model) if norm_first else nn.Identity()
 
     def forward(
         self,

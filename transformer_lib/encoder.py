@@ -76,13 +76,20 @@ class Residual(nn.Module):
         d_model: Width.
         dropout: Probability of dropout on the sublayer's output.
         norm_first: True for pre-norm.
+        norm: What makes the normalization, called with d_model.
 
     Source: Vaswani et al. 2017, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020.
     """
 
-    def __init__(self, d_model: int, dropout: float = 0.1, norm_first: bool = False):
+    def __init__(
+        self,
+        d_model: int,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        norm: Callable = nn.LayerNorm,
+    ):
         super().__init__()
-        self.norm = nn.LayerNorm(d_model)
+        self.norm = norm(d_model)
         self.dropout = nn.Dropout(dropout)
         self.norm_first = norm_first
 
@@ -104,8 +111,10 @@ class EncoderLayer(nn.Module):
         norm_first: True for pre-norm; the paper's post-norm is the default.
         attention_dropout: Probability with which an attention weight is dropped
             (the paper drops none).
-        activation: Of the feed-forward network; the paper has the ReLU.
-        **settings: More of :class:`MultiHeadAttention` (d_k, d_v, bias, attention).
+        self_attention: What makes the attention, called as :class:`MultiHeadAttention`.
+        feed_forward: What makes the network, called with d_model and d_ff.
+        norm: What makes a normalization, called with d_model.
+        **settings: More for the attention (d_k, d_v, bias, attention).
 
     Raises:
         ValueError: If d_model does not divide into the heads, a width is below 1,
@@ -122,16 +131,18 @@ class EncoderLayer(nn.Module):
         dropout: float = 0.1,
         norm_first: bool = False,
         attention_dropout: float = 0.0,
-        activation: Callable = torch.relu,
+        self_attention: Callable = MultiHeadAttention,
+        feed_forward: Callable = FeedForward,
+        norm: Callable = nn.LayerNorm,
         **settings,
     ):
         super().__init__()
-        self.self_attention = MultiHeadAttention(
+        self.self_attention = self_attention(
             d_model, num_heads, dropout=attention_dropout, **settings
         )
-        self.feed_forward = FeedForward(d_model, d_ff, activation)
-        self.residual_1 = Residual(d_model, dropout, norm_first)
-        self.residual_2 = Residual(d_model, dropout, norm_first)
+        self.feed_forward = feed_forward(d_model, d_ff)
+        self.residual_1 = Residual(d_model, dropout, norm_first, norm)
+        self.residual_2 = Residual(d_model, dropout, norm_first, norm)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Shape (B, S, d_model) in and out; mask broadcasts to (B, H, S, S)."""
@@ -148,6 +159,7 @@ class Encoder(nn.Module):
         num_heads: Number of heads.
         d_ff: Width of the feed-forward networks.
         norm_first: True for pre-norm.
+        norm: What makes a normalization, called with d_model.
         **layer: Further settings of :class:`EncoderLayer`.
 
     Raises:
@@ -163,16 +175,19 @@ class Encoder(nn.Module):
         num_heads: int,
         d_ff: int,
         norm_first: bool = False,
+        norm: Callable = nn.LayerNorm,
         **layer,
     ):
         super().__init__()
         _check_num_layers(num_layers)
         self.d_model = d_model
         self.layers = nn.ModuleList(
-            EncoderLayer(d_model, num_heads, d_ff, norm_first=norm_first, **layer)
+            EncoderLayer(
+                d_model, num_heads, d_ff, norm_first=norm_first, norm=norm, **layer
+            )
             for _ in range(num_layers)
         )
-        self.norm = nn.LayerNorm(d_model) if norm_first else nn.Identity()
+        self.norm = norm(d_model) if norm_first else nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Shape (B, S, d_model) in and out; mask broadcasts to (B, H, S, S)."""

@@ -11,14 +11,15 @@ __all__ = ['MEMBERS', 'FamilyConfig', 'rotate', 'GroupedAttention', 'MixtureOfEx
 # %% ../notebooks/28_family.ipynb #1570854f
 import math
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .decoder import Decoder, DecoderLayer, causal_mask, padding_mask
+from .decoder import Decoder, causal_mask, padding_mask
 from .decoding import _Cache, filter_logits
-from .encoder import Encoder, EncoderLayer, FeedForward
+from .encoder import Encoder, FeedForward
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from .positions import LearnedPositions, frequencies
 from .tokenizer import BOS, EOS, PAD
@@ -28,6 +29,7 @@ from transformer_lib.transformer import (
     TransformerConfig,
     _check_ids,
     _initialize,
+    _stack_settings,
     evaluating,
 )
 
@@ -247,29 +249,31 @@ class GroupedAttention(MultiHeadAttention):
         return super().attend(query, k, v, mask, need_weights)
 
 # %% ../notebooks/28_family.ipynb #c7e381dd
-class _FamilyFeedForward(FeedForward):
-    """The feed-forward network with another activation, or with a gate.
+class _GatedFeedForward(FeedForward):
+    """The feed-forward network with a gate in place of an activation: SwiGLU.
 
     Args:
         d_model: Width of input and output.
         d_ff: Width inside.
-        activation: "relu", "gelu" or "swiglu"; the last has a third matrix.
 
-    Source: Vaswani et al. 2017, section 3.3; Shazeer 2020, equation 6.
+    Source: Shazeer 2020, equation 6.
     """
 
-    def __init__(self, d_model: int, d_ff: int, activation: str = "relu"):
-        super().__init__(d_model, d_ff)
-        self.activation = activation
-        if activation == "swiglu":
-            self.w_3 = nn.Linear(d_model, d_ff)
+    def __init__(self, d_model: int, d_ff: int):
+        super().__init__(d_model, d_ff, activation=F.silu)
+        self.w_3 = nn.Linear(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (B, T, d_model) in and out."""
-        if self.activation == "swiglu":
-            return self.w_2(F.silu(self.w_1(x)) * self.w_3(x))
-        activation = {"relu": F.relu, "gelu": F.gelu}[self.activation]
-        return self.w_2(activation(self.w_1(x)))  # (B, T, D) -> (B, T, F) -> (B, T, D)
+        inside = self.activation(self.w_1(x)) * self.w_3(x)  # (B, T, D) -> (B, T, F)
+        return self.w_2(inside)  # (B, T, F) -> (B, T, D)
+
+
+_NETWORKS = {
+    "relu": FeedForward,
+    "gelu": partial(FeedForward, activation=F.gelu),
+    "swiglu": _GatedFeedForward,
+}
 
 # %% ../notebooks/28_family.ipynb #3c2d10b1
 class MixtureOfExperts(nn.Module):
@@ -292,9 +296,9 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.experts_per_token = experts_per_token
         self.router = nn.Linear(d_model, num_experts, bias=False)
-        networks = (_FamilyFeedForward(d_model, d_ff, activation)
-                    for _ in range(num_experts))  # fmt: skip
-        self.experts = nn.ModuleList(networks)
+        self.experts = nn.ModuleList(
+            _NETWORKS[activation](d_model, d_ff) for _ in range(num_experts)
+        )
 
     def shares(self, x: Tensor) -> Tensor:
         """How much each expert says to each token: (B, T, D) to (B, T, experts)."""
@@ -312,61 +316,33 @@ class MixtureOfExperts(nn.Module):
         return out
 
 # %% ../notebooks/28_family.ipynb #249afcc5
-def _make_norm(config: FamilyConfig) -> nn.Module:
-    """The normalization that the settings ask for."""
-    kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[config.norm]
-    return kind(config.d_model, eps=1e-5)
+_NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
-def _make_layer(
-    config: FamilyConfig, cross_attention: bool, places: nn.Module
-) -> nn.Module:
-    """An encoder layer, or a decoder layer, with the blocks of the settings.
+def _make_stack(
+    config: FamilyConfig, cross_attention: bool = False, places: nn.Module | None = None
+) -> Encoder | Decoder:
+    """A stack of chapter 05, or of chapter 06, that is built of the settings' blocks.
 
     Args:
         config: The settings.
         cross_attention: Whether it looks at another stack.
         places: The positions of the model, told where each row stands.
-
-    Returns:
-        An EncoderLayer of chapter 05, or a DecoderLayer of chapter 06.
     """
-    c, kind = config, DecoderLayer if cross_attention else EncoderLayer
-    widths = {"d_k": c.d_k, "d_v": c.d_v, "bias": c.attention_bias}
-    sizes = c.d_model, c.num_heads
-    layer = kind(*sizes, c.d_ff, c.dropout, c.norm_first, c.attention_dropout, **widths)
-    groups = {"num_kv_heads": c.num_kv_heads, "dropout": c.attention_dropout} | widths
-    rotary = places if c.positions == "rotary" else False
-    layer.self_attention = GroupedAttention(*sizes, rotary=rotary, **groups)
+    c, feed_forward = config, _NETWORKS[config.activation]
+    if c.num_experts is not None:
+        many = {"num_experts": c.num_experts, "experts_per_token": c.experts_per_token}
+        feed_forward = partial(MixtureOfExperts, activation=c.activation, **many)
+    grouped = partial(GroupedAttention, num_kv_heads=c.num_kv_heads)
+    rotary = c.positions == "rotary" and (places or _RotaryPlaces(c.rotary_base))
+    blocks = {
+        "self_attention": partial(grouped, rotary=rotary),
+        "feed_forward": feed_forward,
+        "norm": partial(_NORMS[c.norm], eps=1e-5),
+    }
     if cross_attention:  # two texts: no common places to turn by
-        layer.cross_attention = GroupedAttention(*sizes, **groups)
-    layer.feed_forward = _make_network(c)
-    for name in [n for n, _ in layer.named_children() if n.startswith("residual_")]:
-        getattr(layer, name).norm = _make_norm(c)
-    return layer
-
-
-def _make_network(config: FamilyConfig) -> nn.Module:
-    """The feed-forward network of a layer, or the mixture that stands for it."""
-    c = config
-    if c.num_experts is None:
-        return _FamilyFeedForward(c.d_model, c.d_ff, c.activation)
-    many = c.num_experts, c.experts_per_token
-    return MixtureOfExperts(c.d_model, c.d_ff, *many, c.activation)
-
-
-def _make_stack(
-    config: FamilyConfig, cross_attention: bool = False, places: nn.Module | None = None
-) -> nn.Module:
-    """An Encoder, or a Decoder with cross_attention, of such layers."""
-    places = places or _RotaryPlaces(config.rotary_base)
-    c, kind = config, Decoder if cross_attention else Encoder
-    widths = {"d_k": c.d_k, "d_v": c.d_v}
-    stack = kind(1, c.d_model, c.num_heads, c.d_ff, c.norm_first, **widths)
-    layers = (_make_layer(c, cross_attention, places) for _ in range(c.num_layers))
-    stack.layers = nn.ModuleList(layers)
-    stack.norm = _make_norm(c) if c.norm_first else nn.Identity()
-    return stack
+        blocks |= {"cross_attention": grouped}
+    return (Decoder if cross_attention else Encoder)(**_stack_settings(c), **blocks)
 
 # %% ../notebooks/28_family.ipynb #122b1554
 def _family_positions(self) -> nn.Module:
@@ -425,11 +401,9 @@ class _TwoStacks(Transformer):
 
     _positions = _family_positions
 
-    def __init__(self, config: FamilyConfig):
-        super().__init__(config)
-        self.encoder = _make_stack(config, places=self.src_positions)
-        self.decoder = _make_stack(config, True, self.tgt_positions)
-        _initialize(self)
+    def _stacks(self, attention=None) -> tuple[Encoder, Decoder]:
+        decoder = _make_stack(self.config, True, self.tgt_positions)
+        return _make_stack(self.config, places=self.src_positions), decoder
 
 
 def build_model(config: FamilyConfig) -> OneStack | Transformer:

@@ -15,13 +15,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .decoder import Decoder, causal_mask, padding_mask
-from .encoder import Encoder, torch_names
+from .encoder import Encoder, FeedForward, torch_names
 from .positions import LearnedPositions, SinusoidalPositions
 
 # %% ../notebooks/07_transformer.ipynb #caa190e4
@@ -151,13 +152,14 @@ class Transformer(Embeddings):
 
     def __init__(self, config: TransformerConfig, attention: Callable | None = None):
         super().__init__(config)
-        names = "num_layers d_model num_heads d_ff d_k d_v dropout attention_dropout"
-        stack = {name: getattr(config, name) for name in names.split()}
-        stack |= {"norm_first": config.norm_first, "bias": config.attention_bias}
-        activation = _ACTIVATIONS.get(config.activation, torch.relu)
-        stack |= {"attention": attention, "activation": activation}
-        self.encoder, self.decoder = Encoder(**stack), Decoder(**stack)
+        self.encoder, self.decoder = self._stacks(attention)
         _initialize(self)
+
+    def _stacks(self, attention: Callable | None) -> tuple[Encoder, Decoder]:
+        settings = _stack_settings(self.config) | {"attention": attention}
+        activation = _ACTIVATIONS[self.config.activation]
+        settings |= {"feed_forward": partial(FeedForward, activation=activation)}
+        return Encoder(**settings), Decoder(**settings)
 
     def encode(self, src_ids: Tensor) -> Tensor:
         """Read the source.
@@ -243,6 +245,16 @@ def _initialize(model: "Transformer") -> None:
         model.tgt_embedding.weight = model.src_embedding.weight
         model.output.weight = model.src_embedding.weight
 
+# %% ../notebooks/07_transformer.ipynb #bb9f9b6b
+_ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "swish": F.silu}
+
+
+def _stack_settings(config: TransformerConfig) -> dict:
+    """What a config says to both stacks, by the names of their arguments."""
+    names = "num_layers d_model num_heads d_ff d_k d_v dropout attention_dropout"
+    settings = {name: getattr(config, name) for name in names.split()}
+    return settings | {"norm_first": config.norm_first, "bias": config.attention_bias}
+
 # %% ../notebooks/07_transformer.ipynb #7285d103
 def _check_ids(ids: Tensor, vocab_size: int, name: str = "ids") -> None:
     """Refuse ids that are not (batch, length) integers of the vocabulary."""
@@ -275,9 +287,6 @@ def _check_memory(memory: Tensor, src_ids: Tensor, tgt_ids: Tensor) -> None:
         )
 
 # %% ../notebooks/07_transformer.ipynb #4ef0b5c3
-_ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "swish": F.silu}
-
-
 def _check_config(config: "TransformerConfig") -> None:
     """Refuse settings from which no model can be built."""
     whole = ["vocab_size", "d_model", "num_heads", "num_layers", "d_ff", "max_length"]
