@@ -125,6 +125,15 @@ def test_a_run_waits_for_the_one_that_it_goes_on_from(tmp_path):
     assert begun == ["first", "second"]
 
 
+def test_a_run_that_waits_for_none_of_its_group_is_refused(tmp_path):
+    words = CHAIN.replace('after = "first"', 'after = "frist"')
+    (tmp_path / "queue.toml").write_text(words % {"script": tmp_path / "step.py"})
+    queue = start(tmp_path, "runs")
+    said, _ = queue.communicate(timeout=60)
+    assert queue.returncode == 1, said
+    assert "second waits for 'frist', and the group has no run of that name" in said
+
+
 def test_stopped_at_random_moments_the_results_are_the_same(place):
     """One run of the queue by the script for a GPU, here without one; one in pieces."""
     env = surroundings(place, "whole") | {

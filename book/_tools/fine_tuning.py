@@ -116,8 +116,9 @@ def run(asked: argparse.Namespace) -> dict:
         curve.append({"step": _step_of(path), **losses})
     last = Run.load(asked.run_dir / "run", asked.device, "last")
     after = scored(last.model, tokenizer, about, tests)
+    start = Path(asked.start).name
     return {
-        "start": Path(asked.start).name,
+        "start": start,
         "factor": asked.factor,
         "pairs": len(new),
         "old_pairs": len(text) - len(new),
@@ -126,7 +127,7 @@ def run(asked: argparse.Namespace) -> dict:
         "command": "python book/_tools/fine_tuning.py "
                    f"--factor {asked.factor} --pairs {asked.pairs} "
                    f"--share {asked.share} --seed {asked.seed}",
-        "recipe": asdict(recipe) | {"corpus": ORIGIN, "start_from": START},
+        "recipe": asdict(recipe) | {"corpus": ORIGIN, "start_from": start},
         "data": {"corpus": f"{ORIGIN} of the mixed text", "old": OLD,
                  "train_pairs": done.data["train_pairs"], "sha256": _hash_pairs(text)},
         "environment": done.environment,

@@ -83,6 +83,13 @@ def read_jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job
             result = Path(group["result"].format(**fill))
             after = group.get("after", "").format(**fill)
             found.append(Job(group["name"], name, command, result, after))
+    there = {(job.group, job.name) for job in found}
+    for job in found:
+        if job.after and (job.group, job.after) not in there:
+            raise SystemExit(
+                f"{queue}: {job.group} {job.name} waits for {job.after!r}, and the "
+                "group has no run of that name."
+            )
     return found
 
 
@@ -151,11 +158,11 @@ class Queue:
         code = ROOT if self.here else code_of(job.group, self.runs)
         began = time.monotonic()
         self.say(f"{job.group:14} {job.name:24} begins or goes on")
-        env = os.environ | {
+        # Each shape of batch has kernels of its own: keep those of all.
+        env = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16384"} | os.environ
+        env |= {
             "PYTHONPATH": str(code),
             "OMP_NUM_THREADS": str(self.threads),
-            # Each shape of batch has kernels of its own: keep those of all.
-            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16384",
             "PYTHONUNBUFFERED": "1",
         }
         words = self.runs / "words" / f"{job.group}.{job.name}.log"
