@@ -27,6 +27,20 @@ NEEDED = os.environ.get("LITERATE_BROWSER") == "needed"
 MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@"
 
 
+# The files that take longest begin first, so that none of them is left to one worker in
+# the end.
+LONGEST = (
+    "test_pages", "test_queue", "test_wheel", "test_export", "test_readme",
+    "test_ablations", "test_scale", "test_devices", "test_live_pages",
+    "test_translator_page", "test_parsing", "test_resume", "test_trainer",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
 def unseen(terminalreporter) -> int:
     """How many tests wanted a browser and had none."""
     skipped = terminalreporter.stats.get("skipped", [])

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from conftest import LONGEST
 
 import transformer_lib
 
@@ -225,3 +226,8 @@ def test_what_draws_and_what_guards(name):
 def test_library_names_are_public():
     for name, module in transformer_lib._HOME.items():
         assert name in public(FRONT[module]), f"{name} is not in {module}.__all__"
+
+
+def test_files_that_begin_first_exist():
+    here = {path.stem for path in Path(__file__).parent.glob("test_*.py")}
+    assert set(LONGEST) <= here
