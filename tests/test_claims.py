@@ -113,6 +113,6 @@ def test_benchmarks_lead_with_equal_batches():
     engines = {name: {"tokens_per_second": pace} for name, pace in paces.items()}
     said = names["peers_of"]({"training": runs, "decoding": {"engines": engines}})
     assert said.startswith("1.10 times Hugging Face's tokens/s, 0.50 of its memory, on")
-    training, decoding = said.split("decoding with the model that ships: ")
+    training, decoding = said.split("decoding with the model that shipped then: ")
     assert training.strip().endswith("5.5, 0.25")
     assert decoding.startswith("1.50 times") and "sentences by length" in decoding
