@@ -445,9 +445,9 @@ def prepare(
     sample: float = 0.0,
     copies: int = 1,
 ) -> Prepared:
-    """Turn a corpus into a folder of token pairs, in constant memory.
+    """Turn a corpus, read as a stream, into a folder of token pairs.
 
-    The text is read as a stream: once for a sample from which the vocabulary is
+    The text is read twice: once for a sample from which the vocabulary is
     learned, once to tokenize it. The folder appears when all is done, and not before.
     If it is there with the same settings, it is checked and loaded.
 

@@ -153,7 +153,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 def _feed(
     pairs: TokenPairs, how: str, max_tokens: int, width: int = 64, seed: int = 0
 ) -> Iterator[Batch]:
-    """An epoch of batches, with about as many real target tokens in each.
+    """An epoch of batches of one budget of target tokens.
 
     Args:
         pairs: The pairs.
