@@ -251,9 +251,13 @@ _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "swish": F.silu}
 
 def _stack_settings(config: TransformerConfig) -> dict:
     """What a config says to both stacks, by the names of their arguments."""
-    names = "num_layers d_model num_heads d_ff d_k d_v dropout attention_dropout"
-    settings = {name: getattr(config, name) for name in names.split()}
-    return settings | {"norm_first": config.norm_first, "bias": config.attention_bias}
+    c = config
+    return {
+        "num_layers": c.num_layers, "d_model": c.d_model, "num_heads": c.num_heads,
+        "d_ff": c.d_ff, "d_k": c.d_k, "d_v": c.d_v, "bias": c.attention_bias,
+        "dropout": c.dropout, "attention_dropout": c.attention_dropout,
+        "norm_first": c.norm_first,
+    }  # fmt: skip
 
 # %% ../notebooks/07_transformer.ipynb #7285d103
 def _check_ids(ids: Tensor, vocab_size: int, name: str = "ids") -> None:
