@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from transformer_lib.attention import scaled_dot_product_attention
 from transformer_lib.decoding import (
     CachedSteps,
     FullSteps,
@@ -298,11 +299,31 @@ def test_two_thirds_keep_the_size_of_a_gated_network():
 def test_a_layer_is_built_of_its_blocks_and_of_nothing_else(member, monkeypatch):
     """No block is made only to be replaced."""
     made = []
-    for kind in (MultiHeadAttention, FeedForward, nn.LayerNorm, nn.RMSNorm):
+    for kind in (MultiHeadAttention, FeedForward, nn.LayerNorm, nn.RMSNorm, nn.Dropout):
         monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, made))
     model = model_of(member)
     blocks = {*model.modules()}
     assert made and all(block in blocks for block in made)
+
+
+def test_two_stacks_take_what_attends_and_drops_as_chapter_07_does():
+    seen = []
+
+    def attends(query, key, value, mask, dropout_p):
+        seen.append(query.shape)
+        return scaled_dot_product_attention(query, key, value, mask)
+
+    config = FamilyConfig(V, **SIZES | MEMBERS["T5"])
+    torch.manual_seed(1)
+    plain = build_model(config).eval()
+    torch.manual_seed(1)
+    model = type(plain)(config, attends, torch.nn.AlphaDropout).eval()
+    src, tgt = ids_of(2, 7), ids_of(2, 5)
+    torch.testing.assert_close(model(src, tgt), plain(src, tgt))
+    assert len(seen) == 2 * 3  # one a layer of the encoder, two of the decoder
+    drops = [m for m in model.modules() if isinstance(m, torch.nn.AlphaDropout)]
+    assert len(drops) == 1 + 2 * 5
+    assert not any(isinstance(m, nn.Dropout) for m in model.modules())
 
 
 def _noted(make, made):

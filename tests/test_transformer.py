@@ -49,6 +49,25 @@ def stacks(named):
     return {name: x for name, x in named.items() if name.startswith(inside)}
 
 
+# --- what it is built of ---
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_every_dropout_is_the_one_handed_in(norm_first):
+    """With torch's own alpha dropout: everywhere, of this probability, no other one."""
+    config = replace(SMALL, dropout=0.3, norm_first=norm_first)
+    model = Transformer(config, dropout_layer=torch.nn.AlphaDropout)
+    kinds = [m for m in model.modules() if "Dropout" in type(m).__name__]
+    assert len(kinds) == 1 + 2 * (2 + 3)  # embeddings; two layers of each stack
+    assert {(type(m), m.p) for m in kinds} == {(torch.nn.AlphaDropout, 0.3)}
+    torch.manual_seed(3)
+    plain = Transformer(config).state_dict()
+    torch.manual_seed(3)
+    other = Transformer(config, dropout_layer=torch.nn.AlphaDropout).state_dict()
+    assert plain.keys() == other.keys()
+    assert all(torch.equal(x, other[name]) for name, x in plain.items())
+
+
 # --- equal to torch's ---
 
 

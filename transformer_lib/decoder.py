@@ -79,6 +79,7 @@ class DecoderLayer(nn.Module):
         cross_attention: The same for the attention to the encoder.
         feed_forward: What makes the network, called with d_model and d_ff.
         norm: What makes a normalization, called with d_model.
+        dropout_layer: What makes a dropout, called with its probability.
         **settings: More for both attentions (d_k, d_v, bias, attention).
 
     Raises:
@@ -100,6 +101,7 @@ class DecoderLayer(nn.Module):
         cross_attention: Callable = MultiHeadAttention,
         feed_forward: Callable = FeedForward,
         norm: Callable = nn.LayerNorm,
+        dropout_layer: Callable = nn.Dropout,
         **settings,
     ):
         super().__init__()
@@ -110,9 +112,11 @@ class DecoderLayer(nn.Module):
             d_model, num_heads, dropout=attention_dropout, **settings
         )
         self.feed_forward = feed_forward(d_model, d_ff)
-        self.residual_1 = Residual(d_model, dropout, norm_first, norm)
-        self.residual_2 = Residual(d_model, dropout, norm_first, norm)
-        self.residual_3 = Residual(d_model, dropout, norm_first, norm)  # new
+        self.residual_1 = Residual(d_model, dropout, norm_first, norm, dropout_layer)
+        self.residual_2 = Residual(d_model, dropout, norm_first, norm, dropout_layer)
+        self.residual_3 = Residual(  # new
+            d_model, dropout, norm_first, norm, dropout_layer
+        )
 
     def forward(
         self,

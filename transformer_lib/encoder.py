@@ -77,6 +77,7 @@ class Residual(nn.Module):
         dropout: Probability of dropout on the sublayer's output.
         norm_first: True for pre-norm.
         norm: What makes the normalization, called with d_model.
+        dropout_layer: What makes the dropout, called with its probability.
 
     Source: Vaswani et al. 2017, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020.
     """
@@ -87,10 +88,11 @@ class Residual(nn.Module):
         dropout: float = 0.1,
         norm_first: bool = False,
         norm: Callable = nn.LayerNorm,
+        dropout_layer: Callable = nn.Dropout,
     ):
         super().__init__()
         self.norm = norm(d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
         self.norm_first = norm_first
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -114,6 +116,7 @@ class EncoderLayer(nn.Module):
         self_attention: What makes the attention, called as :class:`MultiHeadAttention`.
         feed_forward: What makes the network, called with d_model and d_ff.
         norm: What makes a normalization, called with d_model.
+        dropout_layer: What makes a dropout, called with its probability.
         **settings: More for the attention (d_k, d_v, bias, attention).
 
     Raises:
@@ -134,6 +137,7 @@ class EncoderLayer(nn.Module):
         self_attention: Callable = MultiHeadAttention,
         feed_forward: Callable = FeedForward,
         norm: Callable = nn.LayerNorm,
+        dropout_layer: Callable = nn.Dropout,
         **settings,
     ):
         super().__init__()
@@ -141,8 +145,8 @@ class EncoderLayer(nn.Module):
             d_model, num_heads, dropout=attention_dropout, **settings
         )
         self.feed_forward = feed_forward(d_model, d_ff)
-        self.residual_1 = Residual(d_model, dropout, norm_first, norm)
-        self.residual_2 = Residual(d_model, dropout, norm_first, norm)
+        self.residual_1 = Residual(d_model, dropout, norm_first, norm, dropout_layer)
+        self.residual_2 = Residual(d_model, dropout, norm_first, norm, dropout_layer)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Shape (B, S, d_model) in and out; mask broadcasts to (B, H, S, S)."""

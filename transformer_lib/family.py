@@ -320,7 +320,8 @@ _NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 def _make_stack(
-    config: FamilyConfig, cross_attention: bool = False, places: nn.Module | None = None
+    config: FamilyConfig, cross_attention: bool = False,
+    places: nn.Module | None = None, **handed_in,
 ) -> Encoder | Decoder:
     """A stack of chapter 05, or of chapter 06, that is built of the settings' blocks.
 
@@ -328,6 +329,7 @@ def _make_stack(
         config: The settings.
         cross_attention: Whether it looks at another stack.
         places: The positions of the model, told where each row stands.
+        **handed_in: What else the layers are built of (attention, dropout_layer).
     """
     c, feed_forward = config, _NETWORKS[config.activation]
     if c.num_experts is not None:
@@ -342,7 +344,9 @@ def _make_stack(
     }
     if cross_attention:  # two texts: no common places to turn by
         blocks |= {"cross_attention": grouped}
-    return (Decoder if cross_attention else Encoder)(**_stack_settings(c), **blocks)
+    return (Decoder if cross_attention else Encoder)(
+        **_stack_settings(c), **blocks, **handed_in
+    )
 
 # %% ../notebooks/28_family.ipynb #122b1554
 def _family_positions(self) -> nn.Module:
@@ -401,9 +405,9 @@ class _TwoStacks(Transformer):
 
     _positions = _family_positions
 
-    def _stacks(self, attention=None) -> tuple[Encoder, Decoder]:
-        decoder = _make_stack(self.config, True, self.tgt_positions)
-        return _make_stack(self.config, places=self.src_positions), decoder
+    def _stacks(self, **blocks) -> tuple[Encoder, Decoder]:
+        decoder = _make_stack(self.config, True, self.tgt_positions, **blocks)
+        return _make_stack(self.config, False, self.src_positions, **blocks), decoder
 
 
 def build_model(config: FamilyConfig) -> OneStack | Transformer:

@@ -339,14 +339,6 @@ class _FastDropout(nn.Dropout):
         kept = (bits >= cut - 2**15).to(x.dtype)
         return x * kept.mul_(2**16 / (2**16 - cut))
 
-
-def _use_fast_dropout(model: nn.Module) -> None:
-    """Put a _FastDropout in place of each nn.Dropout of a model."""
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child) is nn.Dropout:
-                setattr(parent, name, _FastDropout(child.p))
-
 # %% ../notebooks/13_runs.ipynb #6566e5dd
 @dataclass
 class _Trainer:
@@ -594,9 +586,8 @@ def _set_up(
     ready = _ready_data(recipe, run_dir, data_dir)
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
-    model = Transformer(config).to(device)
-    if recipe.fast_dropout:
-        _use_fast_dropout(model)
+    dropout_layer = _FastDropout if recipe.fast_dropout else nn.Dropout
+    model = Transformer(config, dropout_layer=dropout_layer).to(device)
     if recipe.compiled:
         _compile_layers(model)
     if device == "cpu" and config.tie_embeddings and world_size == 1:

@@ -99,11 +99,12 @@ class Embeddings(nn.Module):
 
     Args:
         config: The model's settings.
+        dropout_layer: What makes the dropout, called with its probability.
 
     Source: Vaswani et al. 2017, sections 3.4 and 3.5.
     """
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, dropout_layer: Callable = nn.Dropout):
         super().__init__()
         self.config = config
         self.src_embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -111,7 +112,7 @@ class Embeddings(nn.Module):
         self.output = nn.Linear(config.d_model, config.vocab_size, config.output_bias)
         self.src_positions = self._positions()
         self.tgt_positions = self._positions()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config.dropout)
 
     @property
     def device(self) -> torch.device:
@@ -146,17 +147,25 @@ class Transformer(Embeddings):
         config: Its settings.
         attention: What attends in every layer, as for
             :class:`~transformer_lib.multihead.MultiHeadAttention`.
+        dropout_layer: What makes a dropout, called with its probability.
 
     Source: Vaswani et al. 2017, section 3.
     """
 
-    def __init__(self, config: TransformerConfig, attention: Callable | None = None):
-        super().__init__(config)
-        self.encoder, self.decoder = self._stacks(attention)
+    def __init__(
+        self,
+        config: TransformerConfig,
+        attention: Callable | None = None,
+        dropout_layer: Callable = nn.Dropout,
+    ):
+        super().__init__(config, dropout_layer)
+        self.encoder, self.decoder = self._stacks(
+            attention=attention, dropout_layer=dropout_layer
+        )
         _initialize(self)
 
-    def _stacks(self, attention: Callable | None) -> tuple[Encoder, Decoder]:
-        settings = _stack_settings(self.config) | {"attention": attention}
+    def _stacks(self, **blocks) -> tuple[Encoder, Decoder]:
+        settings = _stack_settings(self.config) | blocks
         activation = _ACTIVATIONS[self.config.activation]
         settings |= {"feed_forward": partial(FeedForward, activation=activation)}
         return Encoder(**settings), Decoder(**settings)
