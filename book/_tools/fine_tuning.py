@@ -154,8 +154,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
                         help="old pairs as a share of the text (0)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=400, help="updates (400)")
-    parser.add_argument("--every", type=int, default=50,
-                        help="updates between points of the curve (50)")
+    parser.add_argument("--every", type=int, default=100,
+                        help="updates between points of the curve (100)")
     parser.add_argument("--sentences", type=int, default=1000, help="of a test set")
     parser.add_argument("--start", default=START, help="the trained model")
     parser.add_argument("--run-dir", type=Path, required=True)
