@@ -96,7 +96,8 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
         "13_runs",
     ),
     "shift": (
-        "tgt_in = ids[:, :-1] and tgt_out = ids[:, 1:]: there is no shift.",
+        "tgt_in = ids[:, :-1] and tgt_out = ids[:, 1:]: where the decoder reads what "
+        "it is to say, there is no shift.",
         "11_objective",
     ),
     "causal mask": (
@@ -116,6 +117,20 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
         "12_training",
     ),
     "clip": ("that batch alone. Then a lower factor, or clip = 1.", "12_training"),
+    "no number": (
+        "looking for the first batch whose loss or gradient is no number, with "
+        "not_finite; then going on from a checkpoint before it.",
+        "16_diagnosis",
+    ),
+    "empty targets": (
+        "leaving that batch out, and reading the lines that it was made of.",
+        "10_batches",
+    ),
+    "empty rows": (
+        "batches without rows of padding, or attention that gives 0 where a query may "
+        "look at no key: softmax over nothing is 0/0.",
+        "06_decoder",
+    ),
     "float16": ('precision = "bfloat16", or "float32".', "12_training"),
     "another model": (
         "a look at the causal mask, the start symbol, positions in the cache, and "
@@ -151,13 +166,18 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
 }
 
 # %% ../notebooks/16_diagnosis.ipynb #a857de5b
-def stuck_loss(losses: Sequence[float], pairs: TokenPairs, vocab_size: int) -> Finding:
+def stuck_loss(
+    losses: Sequence[float], pairs: TokenPairs, vocab_size: int,
+    train_losses: Sequence[float] = (),
+) -> Finding:  # fmt: skip
     """Whether the loss is stuck at that of guessing, or of the words' frequencies.
 
     Args:
         losses: Validation losses without smoothing, in nats a token, oldest first.
         pairs: Text whose targets say how frequent each token is.
         vocab_size: V, entries of the vocabulary.
+        train_losses: Training losses of the same records: where they fall, and the
+            others do not, the run is not stuck.
     """
     test = "the loss falls"
     if not losses:
@@ -170,9 +190,19 @@ def stuck_loss(losses: Sequence[float], pairs: TokenPairs, vocab_size: int) -> F
     )
     if last < 0.75 * frequent:
         return Finding(test, True, found)
+    if math.isnan(last):
+        good = sum(map(math.isfinite, losses))
+        found = f"It is no number after {good} good records."
+        return Finding(test, False, found, *_REMEDIES["no number"])
+    if train_losses and train_losses[-1] < 0.25 * frequent:
+        found += f" The training loss falls to {train_losses[-1]:.2f}."
+        if min(losses) < 0.95 * frequent:  # it learned something; see overfitting
+            return Finding(test, True, found)
+        found += " Nothing that it learned there ever helped with new text."
+        return Finding(test, False, found, *_REMEDIES["shift"])
     if len(losses) > 1 and last < 0.95 * min(losses[:-1]):
         return Finding(test, False, f"{found} It still falls.", *_REMEDIES["longer"])
-    if not last < (guessing + frequent) / 2:  # NaN is no smaller
+    if last >= (guessing + frequent) / 2:
         found += " Nothing was learned."
         return Finding(test, False, found, *_REMEDIES["no updates"])
     found += " Little else was learned."
@@ -218,7 +248,10 @@ def leaked_target(
         found = f"Logits move by up to {moved:.2g} when tokens behind them change."
         return Finding(test, False, found, *_REMEDIES["causal mask"])
     rows = _rows(batch)
-    inside = sum(_contains(source, target) for source, target in rows) / len(rows)
+    inside = _holding(rows)
+    if train is not None:
+        some = range(0, len(train), max(1, len(train) // 200))
+        inside = max(inside, _holding([[x.tolist() for x in train[i]] for i in some]))
     known = _known(rows, train)
     found = (
         f"Tokens to come move no logit by more than {moved:.0e}; {inside:.0%} of the "
@@ -243,6 +276,11 @@ def _rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
         for ids in (batch.src_ids, batch.tgt_out)
     ]
     return list(zip(*sides, strict=True))
+
+
+def _holding(rows: Sequence) -> float:
+    """The share of rows whose source holds its target."""
+    return sum(_contains(source, target) for source, target in rows) / len(rows)
 
 
 def _contains(source: list[int], target: list[int]) -> bool:
@@ -280,7 +318,7 @@ def not_finite(
     if bad:
         found = f"The weights hold NaN or infinity ({bad[0]})."
         return Finding(test, False, found, *_REMEDIES["weights"])
-    remedy = _REMEDIES["float16" if precision == "float16" else "clip"]
+    remedy = "float16" if precision == "float16" else "clip"
     largest, guilty = [0.0], []
     watch = _watch(model, largest, guilty)
     try:
@@ -290,16 +328,19 @@ def not_finite(
                 continue
             where = f"batch {number}" + (f", first in {guilty[0]}" if guilty else "")
             if not batch.num_tokens:
-                where += ", whose targets are all empty"
+                where, remedy = where + ", whose targets are all empty", "empty targets"
+            elif not (batch.src_ids != PAD).any(dim=1).all():
+                where, remedy = where + ", with rows of padding alone", "empty rows"
             found = f"Loss or gradient is not finite: {where}."
-            return Finding(test, False, found, *remedy)
+            return Finding(test, False, found, *_REMEDIES[remedy])
     finally:
         model.zero_grad(set_to_none=True)
         for handle in watch:
             handle.remove()
     found = f"The largest number inside is {largest[0]:,.0f}"
     if precision == "float16" and largest[0] > 65_504 / 4:
-        return Finding(test, False, f"{found}; float16 ends at 65,504.", *remedy)
+        found += "; float16 ends at 65,504."
+        return Finding(test, False, found, *_REMEDIES[remedy])
     return Finding(test, True, f"{found}, in {precision}; float16 would end at 65,504.")
 
 # %% ../notebooks/16_diagnosis.ipynb #609afce0
@@ -640,7 +681,8 @@ def diagnose(
             data = folder / "data"
         run = _open_run(folder, device)
     valid, train, cut = _text_of(run, data)
-    losses = [record["valid_loss"] for record in run.history]
+    losses, train_losses = ([record[f"{part}_loss"] for record in run.history]
+                            for part in ("valid", "train"))  # fmt: skip
     curves = [overfitting(run.history), resumed_worse(run.history)]
     if not len(valid):
         why = "There is no text to test it with: name the prepared folder (--data)."
@@ -648,7 +690,7 @@ def diagnose(
     places = np.linspace(0, len(valid) - 1, min(count, len(valid))).astype(int)
     sample = make_batch(valid, places)
     size = run.tokenizer.vocab_size
-    found = [stuck_loss(losses, train or valid, size), *curves]
+    found = [stuck_loss(losses, train or valid, size, train_losses), *curves]
     if (cut_alike := _same_vocabulary(run, cut)).right is False:
         return [*found, cut_alike]
     parts = [make_batch(valid, part) for part in np.array_split(places, 4) if len(part)]
@@ -658,8 +700,8 @@ def diagnose(
     outputs = greedy_decode(run.model, sample.src_ids)
     return [
         *found,
-        batch_dependence(run.model, sample),
         leaked_target(run.model, sample, train),
+        batch_dependence(run.model, sample),
         ignored_source(run.model, sample, train),
         forced_and_free(run.model, sample),
         odd_outputs(outputs, [target for _, target in _rows(sample)]),
