@@ -330,12 +330,12 @@ def test_little_text_runs_as_it_stands_in_the_queue(place):
         ("corpus=tatoeba-en-de", "corpus=grammar-en-de"), ("--sentences 5000",
         "--sentences 10 --set model.num_layers=1"),
         ("max_steps=2500", "max_steps=2"), ("warmup=500", "warmup=1"),
-        ("pairs = [10000, 100000], setting", "pairs = [300], setting"),
         ("pairs = [10000, 100000], copies", "pairs = [400], copies"),
+        ("pairs = [10000, 100000] }", "pairs = [300] }"),
         ("d_model=128 --set model.d_ff=512", "d_model=32 --set model.d_ff=64"),
         ('"vocab_size=1000"', '"vocab_size=360"'),
-        ('"model.d_model=64", "model.d_model=256"', '"model.d_model=16"'),
-        ('"model.d_model=256"]', '"model.d_model=16"]'),
+        ('"model.d_model=256"', '"model.d_model=16"'),
+        ('"model.d_model=64"', '"model.d_model=8"'),
     ):  # fmt: skip
         assert real in less
         less = less.replace(real, tiny).replace('"vocab_size=8000"', '"factor=0.5"')
@@ -345,7 +345,7 @@ def test_little_text_runs_as_it_stands_in_the_queue(place):
     for job in jobs:
         assert job.command[0] == "transformer-lib" and main(list(job.command[1:])) == 0
         recipes[job.name] = json.loads(job.result.read_text("utf-8"))["recipe"]
-    assert len(recipes) == len(jobs) == 8
+    assert len(recipes) == len(jobs) == 9
     assert recipes["300-model.dropout=0.3"]["model"]["dropout"] == 0.3
     assert recipes["300-vocab_size=360"]["vocab_size"] == 360
     assert recipes["400-copies=4"]["copies"] == 4
