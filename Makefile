@@ -82,8 +82,10 @@ endif
 lint: env  ## check the style of all code
 	$(call step,style,$(BIN)/ruff check .)
 
+# Colab's torch, unless another one is named here or in the environment.
 colab:  ## run all chapters as Colab would, the library by pip; or CHAPTERS="12 28"
-	@$(PYTHON) book/_tools/colab.py --torch '$(TORCH)' --jobs $(JOBS) \
+	@$(PYTHON) book/_tools/colab.py --jobs $(JOBS) \
+	  $(if $(filter command environment,$(origin TORCH)),--torch '$(TORCH)') \
 	  $(if $(filter-out python3,$(PYTHON)),--python '$(PYTHON)') \
 	  $(if $(FRESH),--fresh) $(CHAPTERS)
 

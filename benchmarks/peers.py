@@ -775,7 +775,7 @@ def training(names, place: Path, asked) -> tuple:
     else:
         pairs = pairs_of(asked.corpus, count_of(asked))
         if pairs is None:
-            raise SystemExit(f"{asked.corpus} cannot be had: name another --corpus.")
+            raise SystemExit(f"{asked.corpus} is unavailable: name another --corpus.")
         folder.mkdir(parents=True, exist_ok=True)
         ready = prepared(pairs, str(folder), pieces)
     log = folder / f"rounds-{fingerprint(asked, ready)}.jsonl"

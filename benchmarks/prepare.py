@@ -165,7 +165,7 @@ def compare(name, write, folder, vocab_size, threads, rounds, times) -> dict | N
     try:
         apart(write, text)
     except RuntimeError:
-        print(f"{name}: this text is not to be had here; left out.\n")
+        print(f"{name}: this text is unavailable here; left out.\n")
         return None
     figures = {job_name: [] for job_name in JOBS}
     for _ in range(rounds):

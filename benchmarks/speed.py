@@ -19,10 +19,10 @@ from kept import keep, out_file
 from training import SIZES, pairs_of, prepared
 
 from transformer_lib.runs import environment_record
-from transformer_lib.speed import _LADDER, climb, matmul_ceiling
+from transformer_lib.speed import _fast_bits, _ladder_on, climb, matmul_ceiling
+from transformer_lib.training import PRECISIONS
 from transformer_lib.transformer import TransformerConfig
 
-KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MORE = {"chunked loss": {"loss": "chunked"}, "compiled": {"compiled": True},
         "packed rows": {"compiled": False, "feed": "packed"}}  # fmt: skip
 
@@ -48,7 +48,7 @@ def main(arguments=None) -> dict:
     if pairs is None:  # the grammar has few words, not thousands of pieces
         name, asked.vocab_size = "grammar-en-de", 340
         print("on the embedded grammar")
-    changes = _LADDER | ({} if asked.quick else MORE)
+    changes = _ladder_on(asked.device) | ({} if asked.quick else MORE)
     if asked.device == "cpu":
         changes.pop("compiled", None)  # chapter 21 compiles one layer there
     with tempfile.TemporaryDirectory() as folder:
@@ -61,8 +61,9 @@ def main(arguments=None) -> dict:
         lines = climb(config, ready.train, asked.max_tokens, asked.updates,
                       asked.rounds, changes, asked.device)  # fmt: skip
         data = {"corpus": name, "sha256": ready.data["train"]["sha256"]}
+    kinds = {name: PRECISIONS[name] for name in ("float32", _fast_bits(asked.device))}
     ceiling = {name: matmul_ceiling(config, asked.max_tokens, kind, asked.device)
-               for name, kind in KINDS.items()}  # fmt: skip
+               for name, kind in kinds.items()}  # fmt: skip
     for line in lines:
         share = line["flops"] / line["seconds"] / ceiling[line["steps"]["precision"]]
         low, high = line["times_previous_interval"]

@@ -47,7 +47,7 @@ RATE, EPSILON, DROPOUT = 1e-4, 0.1, 0.1
 
 
 def pairs_of(name: str, count: int) -> list[tuple[str, str]] | None:
-    """A random sample of a corpus by a fixed seed; None where it cannot be had."""
+    """A random sample of a corpus by a fixed seed; None where it is unavailable."""
     if name == "mixed":
         folder = Path(os.environ.get("TRANSFORMER_LIB_MIRROR") or "nowhere")
         path = folder / "mixed" / "train.en-de.tsv.xz"
@@ -200,7 +200,7 @@ def main(arguments=None) -> dict:
     for name in names:
         pairs = pairs_of(name, count)
         if pairs is None:
-            print(f"{name}: not to be had here, left out")
+            print(f"{name}: unavailable here, left out")
             continue
         with tempfile.TemporaryDirectory() as folder:
             ready = prepared(pairs, folder, vocab_size)

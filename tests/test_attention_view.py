@@ -3,6 +3,7 @@
 import html
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import looked_inside
 import pytest
@@ -97,6 +98,18 @@ def write_page(path, *views, style=""):
         encoding="utf-8",
     )
     return path.as_uri()
+
+
+def test_the_book_counts_it_as_a_figure(pair, monkeypatch):
+    """So that it gets a number, and the caption of its cell is shown."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "book" / "_ext")
+    from comforts import is_drawn
+    from docutils import nodes
+
+    shown = AttentionView(pair)._repr_html_()
+    for text, drawn in ((shown, True), ("<p>some text</p>", False)):
+        output = nodes.container("", nodes.raw("", text, format="html"))
+        assert is_drawn(output) == drawn
 
 
 def test_click_and_keys(browser, pair, tmp_path):

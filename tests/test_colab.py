@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import shlex
+import subprocess
 import sys
 import tomllib
 
@@ -47,15 +49,74 @@ def test_colabs_versions_are_those_that_the_project_allows(colab):
     assert {"numpy", "matplotlib", "sentencepiece", "transformers"} <= checked
 
 
-def test_its_torch_is_colabs_everywhere(colab):
+def test_its_torch_is_colabs_everywhere(colab, tmp_path, monkeypatch):
     """The tool's default, the note beside the versions, the weekly run: one."""
-    (default,) = re.findall(r'"--torch", default="(.+?)"', TOOL.read_text("utf-8"))
-    assert default.removeprefix("torch==") in colab.VERSIONS.read_text("utf-8")
+    assert colab.TORCH.removeprefix("torch==") in colab.VERSIONS.read_text("utf-8")
     weekly = (ROOT / ".github" / "workflows" / "weekly.yml").read_text("utf-8")
-    assert f"make colab TORCH={default}\n" in weekly
+    assert f"make colab TORCH={colab.TORCH}\n" in weekly
     (wanted,) = (r for r in map(Requirement, PROJECT["dependencies"])
                  if r.name == "torch")  # fmt: skip
-    assert wanted.specifier.contains(default.removeprefix("torch=="))
+    assert wanted.specifier.contains(colab.TORCH.removeprefix("torch=="))
+
+    def torch_of(*settings):
+        done = subprocess.run(
+            ["make", "--dry-run", "--no-print-directory", "colab", *settings],
+            cwd=ROOT, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        asked = shlex.split(done.stdout.replace("\\\n", " "))
+        assert asked[1] == "book/_tools/colab.py"
+        taken, place = [], tmp_path / str(len(settings))
+        place.mkdir(exist_ok=True)
+        monkeypatch.setattr(colab.tempfile, "gettempdir", lambda: str(place))
+        monkeypatch.setattr(colab.sys, "argv", asked[1:])
+        monkeypatch.setattr(colab, "chosen", lambda names: [])
+        monkeypatch.setattr(colab, "environment", lambda *given: taken.append(given[2]))
+        monkeypatch.setattr(colab, "snapshot", None)
+        with pytest.raises(TypeError):  # so far and no further
+            colab.main()
+        return taken[0]
+
+    monkeypatch.delenv("TORCH", raising=False)
+    monkeypatch.delenv("MAKEFLAGS", raising=False)  # of the make that runs the tests
+    assert torch_of() == colab.TORCH
+    assert torch_of("TORCH=torch==2.9.0") == "torch==2.9.0"
+    monkeypatch.setenv("TORCH", "torch==2.8.0")
+    assert torch_of() == "torch==2.8.0"
+
+
+@pytest.mark.parametrize(("asked", "there", "taken", "said"), [
+    ("torch==2.10.0", ["torch==2.10.0", "-r"], "torch==2.10.0", ""),
+    ("torch==2.10.0", ["-r"], "torch==2.0.1",
+     "torch==2.0.1, since torch==2.10.0 cannot be installed here; see"),
+    ("torch==2.10.0", ["torch==2.10.0"], "torch==2.10.0", "other versions of the rest"),
+    ("torch==2.10.0", [], "torch==2.0.1", "here, and other versions of the rest; see"),
+    ("torch==2.9.0", ["-r"], None, ""),  # who names one wants no other
+])  # fmt: skip
+def test_where_colabs_versions_cannot_be_installed(
+    colab, asked, there, taken, said, tmp_path, monkeypatch, capsys
+):
+    installed = []
+
+    def run(command, log=None, **how):
+        command = [str(part) for part in command]
+        if "install" in command:
+            (torch,) = (part for part in command if part.startswith("torch=="))
+            installed.append(torch)
+            for part in {torch, "-r"} & {*command} - {*there, "torch==2.0.1"}:
+                raise subprocess.CalledProcessError(1, part)
+        if "-m" in command and "venv" in command:
+            (tmp_path / "env").mkdir()
+        return subprocess.CompletedProcess(command, 0, "2.0.1+cpu\n", "")
+
+    monkeypatch.setattr(colab, "run", run)
+    if taken is None:
+        with pytest.raises(subprocess.CalledProcessError):
+            colab.environment(tmp_path, "python", asked)
+        assert set(installed) == {asked}
+        return
+    colab.environment(tmp_path, "python", asked)
+    out = capsys.readouterr().out
+    assert installed[-1] == taken and out.count("\n") == bool(said) and said in out
 
 
 def test_the_notebooks_install_from_the_address_that_is_put_here(colab):

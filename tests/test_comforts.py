@@ -8,6 +8,7 @@ from built import HTML, Page, documents, need_the_book
 need_the_book()
 
 CHAPTERS = [name for name in documents() if name.startswith("notebooks/")]
+TO_TOUCH = r'<div [^<>]*class="(?:interactive-figure|attention-view)"'
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
@@ -17,14 +18,14 @@ def test_equations_and_figures_are_numbered(name):
     shown = re.findall(r'class="eqno">\(([\d.]+)\)', page.html)
     assert shown == [f"{chapter}.{i}" for i in range(1, formulas + 1)]
     pictures = len(re.findall(r'<img [^>]*src="\.\./_images/', page.html))
-    to_touch = len(re.findall(r'<div [^<>]*class="interactive-figure"', page.html))
+    to_touch = len(re.findall(TO_TOUCH, page.html))
     number = r'class="figure-number" id="[^"]+"><strong>(Figure [\d.]+)</strong>'
     figures = re.findall(number, page.html)
     assert figures == [f"Figure {chapter}.{i}" for i in range(1, len(figures) + 1)]
     assert bool(pictures + to_touch) == bool(figures)
     assert len(figures) >= to_touch
     still = r'<img (?:(?!<img|class="output).)*'
-    touched = r'<div [^<>]*class="interactive-figure"(?:(?!class="figure-number").)*'
+    touched = rf'{TO_TOUCH}(?:(?!class="figure-number").)*'
     above = rf'(?:{still}|{touched})class="figure-number"'
     assert len(re.findall(above, page.html, re.DOTALL)) == len(figures)
     if name.startswith("notebooks/0") and chapter < 8:

@@ -435,6 +435,19 @@ def test_doctor_says_which_precision_suits_the_cpu(monkeypatch):
     assert said in cli._check_torch()[1]
 
 
+def test_doctor_says_which_precision_suits_the_gpu(monkeypatch):
+    """A Tesla T4, as Colab lends it."""
+    facts = {"is_available": True, "device_count": 1, "get_device_name": "Tesla T4",
+             "get_device_capability": (7, 5)}  # fmt: skip
+    for name, fact in facts.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, fact=fact: fact)
+    well, said = cli._check_gpu()
+    assert well and said.startswith("1 x Tesla T4; set precision float16: ")
+    assert "compute capability 7.5" in said and "bfloat16 only emulated" in said
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    assert "set precision bfloat16: compute capability 8.0" in cli._check_gpu()[1]
+
+
 def test_every_command_shows_an_example_in_its_help(capsys):
     for command in cli._COMMANDS:
         with pytest.raises(SystemExit) as ended:

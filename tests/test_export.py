@@ -623,10 +623,56 @@ def test_what_is_no_marian_is_refused(tmp_path):
         from_marian(folder)
     (folder / "vocab.json").write_bytes(whole)
     names = json.loads((folder / "vocab.json").read_text("utf-8"))
-    names = {name: -i for name, i in names.items()}
-    (folder / "vocab.json").write_text(json.dumps(names), encoding="utf-8")
-    with pytest.raises(ValueError, match="must share one SentencePiece"):
-        from_marian(folder)
+    last = len(names) - 1
+    swapped = {name: last - i + 4 if i > 3 else i for name, i in names.items()}
+    for content, why in (
+        ({name: -i for name, i in names.items()}, r"have the ids \[0, -1, -2, -3\]"),
+        (swapped, "vocab.json has other pieces or ids than source.spm"),
+        ([1, 2], "holds no Marian model"),
+    ):
+        (folder / "vocab.json").write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(ValueError, match=why):
+            from_marian(folder)
+
+
+def test_why_models_of_opus_mt_are_refused(tmp_path):
+    """Two SentencePiece models, the end with id 0, padding last: both are named."""
+    from transformers import MarianMTModel, MarianTokenizer
+
+    names = {"</s>": 0, "<unk>": 1}  # as Marian numbers them
+    sides = zip(*grammar_split("train", 300), strict=True)
+    for side, lines in zip(("source", "target"), sides, strict=True):
+        prefix = str(tmp_path / side)
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=120,
+            hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
+        os.replace(f"{prefix}.model", f"{prefix}.spm")
+        theirs = spm.SentencePieceProcessor(model_file=f"{prefix}.spm")
+        for i in range(3, theirs.vocab_size()):
+            names.setdefault(theirs.id_to_piece(i), len(names))
+    pad_id = names["<pad>"] = len(names)
+    (tmp_path / "vocab.json").write_text(json.dumps(names), encoding="utf-8")
+    sizes = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
+    config = _marian_config(
+        TransformerConfig(len(names), **sizes), activation_function="swish",
+        pad_token_id=pad_id, decoder_start_token_id=pad_id, eos_token_id=0,
+        bos_token_id=0, forced_eos_token_id=0,
+    )  # fmt: skip
+    MarianMTModel(config).save_pretrained(tmp_path)
+    files = [str(tmp_path / n) for n in ("source.spm", "target.spm", "vocab.json")]
+    ids = MarianTokenizer(*files)("the dog")["input_ids"]  # transformers reads them
+    assert ids[-1] == 0 and names["<unk>"] not in ids
+    with pytest.raises(ValueError) as refused:
+        from_marian(tmp_path, "cpu")
+    said = str(refused.value)
+    assert "source.spm and target.spm differ, as in models of OPUS-MT" in said
+    assert f"<pad> <unk> <s> </s> have the ids [{pad_id}, 1, None, 0] instead" in said
+    assert "must share one SentencePiece model" in said
+    (tmp_path / "target.spm").write_bytes((tmp_path / "source.spm").read_bytes())
+    with pytest.raises(ValueError, match="have the ids") as refused:
+        from_marian(tmp_path, "cpu")
+    assert "differ" not in str(refused.value)
 
 
 @pytest.mark.parametrize("changes", [

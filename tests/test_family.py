@@ -326,6 +326,18 @@ def test_two_stacks_take_what_attends_and_drops_as_chapter_07_does():
     assert not any(isinstance(m, nn.Dropout) for m in model.modules())
 
 
+@pytest.mark.parametrize(
+    "changes", [{"norm": "rms"}, {"num_kv_heads": 2}, {"activation": "swiglu"}]
+)
+def test_chapter_07s_model_refuses_settings_of_the_family(changes):
+    """Its blocks know LayerNorm and full heads alone, and would say nothing."""
+    config = FamilyConfig(V, **SIZES, **changes, cross_attention=True)
+    message = "config is a FamilyConfig.*Give a FamilyConfig to .*family.build_model"
+    with pytest.raises(ValueError, match=message):
+        Transformer(config)
+    assert isinstance(build_model(config), Transformer)
+
+
 def _noted(make, made):
     def init(self, *args, **settings):
         make(self, *args, **settings)
@@ -639,7 +651,6 @@ def test_experts_equal_mixtrals(count, few):
         num_experts_per_tok=few, hidden_act="silu",
     )  # fmt: skip
     theirs = MixtralSparseMoeBlock(config)
-    both = [ours.router.weight, *(e.w_1.weight for e in ours.experts)]
     with torch.no_grad():
         for expert in ours.experts:
             for linear in (expert.w_1, expert.w_2, expert.w_3):
@@ -654,14 +665,18 @@ def test_experts_equal_mixtrals(count, few):
     wanted = wanted[0] if isinstance(wanted, tuple) else wanted
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     grad = torch.randn_like(found)
-    mine = torch.autograd.grad(found, [x, *both], grad)
-    named = [x, theirs.gate.weight, theirs.experts.gate_up_proj]
-    others = torch.autograd.grad(wanted, named, grad)
-    for a, b in zip(mine[:2], others[:2], strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(
-        torch.stack(mine[2:]), others[2][:, :10], atol=1e-5, rtol=1e-5
+    named = [x, ours.router.weight]
+    for part in ("w_1", "w_3", "w_2"):
+        named += [getattr(expert, part).weight for expert in ours.experts]
+    mine = torch.autograd.grad(found, named, grad)
+    parts = [torch.stack(mine[i : i + count]) for i in range(2, len(mine), count)]
+    projections = [theirs.experts.gate_up_proj, theirs.experts.down_proj]
+    of_x, of_router, up, down = torch.autograd.grad(
+        wanted, [x, theirs.gate.weight, *projections], grad
     )
+    others = [of_x, of_router, up[:, :10], up[:, 10:], down]
+    for a, b in zip([*mine[:2], *parts], others, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
 def test_tokens_do_not_see_each_others_experts():

@@ -16,7 +16,7 @@ from transformer_lib.figures.attention import plot_matrix, softmax_figure
 from transformer_lib.figures.decoder import masks_figure
 from transformer_lib.figures.encoder import plot_layer
 from transformer_lib.figures.frame import InteractiveFigure
-from transformer_lib.figures.hello import read_sentence
+from transformer_lib.figures.hello import pieces_of, read_sentence
 from transformer_lib.figures.multihead import heads_figure, plot_heads
 from transformer_lib.figures.positions import positions_figure
 from transformer_lib.figures.transformer import plot_transformer
@@ -134,17 +134,31 @@ def test_softmax_figure_answers(browser, softmax_view, tmp_path):
 
 
 def test_temperature_figure_turns_the_softmax(browser, tmp_path):
-    names = {"torch": torch, "math": math}
+    record = read_sentence()
+    names = {"torch": torch, "math": math, "head": record["head"]}
+    names |= {"pieces": pieces_of(record["source"])}
     names["scaled_dot_product_attention"] = scaled_dot_product_attention
-    starts = "draw = torch.Generator", "from transformer_lib.figures.attention import t"
-    figure = figure_in("02_attention", names, *starts)
+    computes = "query, key, value = (torch.tensor(head"
+    draws = "from transformer_lib.figures.attention import t"
+    figure = figure_in("02_attention", names, computes, draws)
     marks = [(".weight", "backgroundColor"), (".rail span", "backgroundColor")]
     check_figure(browser, tmp_path, figure, marks)
     rows = contents(figure)["data"]["rows"]
-    same = contents(softmax_figure())["data"]["rows"]  # at 1, 8 and 64
-    for mine, others in zip(rows, same, strict=True):
-        for at, other in zip((4, 10, 16), others[6]["states"], strict=True):
-            assert np.allclose(mine[0]["states"][at], other, rtol=1e-2, atol=1.1e-3)
+    q, k, v = (torch.tensor(record["head"][n]) for n in ("queries", "keys", "values"))
+    for at, temperature in enumerate(2 ** (i / 2) for i in range(-4, 17)):
+        leaf = q.clone().requires_grad_()
+        weights = F.softmax(leaf @ k.T / temperature, dim=-1)
+        (weights @ v).sum().backward()
+        weights = weights.detach()
+        wanted = torch.special.entr(weights).sum(-1), leaf.grad.norm(dim=-1)
+        for i, row in enumerate(rows):
+            theirs = [temperature, *(float(numbers[i]) for numbers in wanted)]
+            assert row[0]["states"][at][:3] == pytest.approx(theirs, rel=0.01, abs=1e-4)
+            assert np.allclose(row[0]["states"][at][3:], weights[i], atol=6e-4)
+    trained = record["attention"]["encoder"][record["head"]["layer"] - 1]
+    for row, wanted in zip(rows, trained[record["head"]["head"] - 1], strict=True):
+        at_root = row[0]["states"][9][3:]  # 2 ** 2.5 is the root of 32
+        assert np.allclose(at_root, wanted, atol=4e-3)
     with shown(browser, tmp_path, figure, width=800) as page:
         slider = page.get_by_role("slider", name="temperature")
         slider.focus()
@@ -153,7 +167,9 @@ def test_temperature_figure_turns_the_softmax(browser, tmp_path):
         bars = [float(bar) for bar in page.locator(".keys b").all_inner_texts()]
         assert np.allclose(bars, rows[0][0]["states"][0][3:], atol=6e-3)
         page.get_by_role("button", name="next").click()
-        assert "scores divided by 0.354: the largest weight is 0.99" in said(page)
+        assert "scores divided by 0.354: the largest weight is 1.00" in said(page)
+        page.get_by_role("button", name="query of his").click()
+        assert page.locator(".keys i").all_inner_texts() == names["pieces"]
 
 
 def test_figures_run_when_put_in_later(browser, softmax_view, tmp_path):

@@ -21,7 +21,7 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import load_pretrained
 from transformer_lib.speed import peak_bytes
-from transformer_lib.tokenizer import EOS, Tokenizer
+from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.trainer import train
 from transformer_lib.training import update
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -254,24 +254,71 @@ def test_from_on_the_command_line(start, tmp_path, monkeypatch, capsys):
     assert "--from" in capsys.readouterr().err
 
 
-def test_a_marian_model_is_trained_on(tokenizer, tmp_path):
-    """A Marian model made by transformers goes on here, and back, with equal logits."""
-    pytest.importorskip("transformers")
-    from transformer_lib.marian import _export_marian, from_marian, to_marian
+def a_marian_of_ours(tokenizer, folder):
+    """A Marian folder as this library writes it; its model."""
+    from transformer_lib.marian import _export_marian, to_marian
 
     model = model_of(tokenizer, attention_bias=True).eval()
-    _export_marian(model, tokenizer, tmp_path / "theirs")
+    _export_marian(model, tokenizer, folder)
+    return to_marian(model)
+
+
+def a_marian_like_those_of_the_hub(tokenizer, folder):
+    """Swish, biases at the output, a start by padding; transformers' own weights."""
+    from transformers import MarianMTModel
+
+    from transformer_lib.marian import _marian_config
+
+    torch.manual_seed(1)
+    config = _marian_config(
+        TransformerConfig(tokenizer.vocab_size, **SIZES),
+        activation_function="swish", decoder_start_token_id=PAD,
+    )  # fmt: skip
+    twin = MarianMTModel(config).eval()
+    twin.final_logits_bias.normal_()
+    twin.save_pretrained(folder)
+    pieces = map(tokenizer.processor.id_to_piece, range(tokenizer.vocab_size))
+    names = json.dumps({piece: i for i, piece in enumerate(pieces)})
+    (folder / "vocab.json").write_text(names, encoding="utf-8")
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(tokenizer.model)
+    return twin
+
+
+@pytest.mark.parametrize(
+    ("made", "activation"),
+    [(a_marian_of_ours, "relu"), (a_marian_like_those_of_the_hub, "swish")],
+)
+def test_a_marian_model_is_trained_on(tokenizer, tmp_path, made, activation):
+    """A Marian model made by transformers goes on here, and back, with equal logits."""
+    pytest.importorskip("transformers")
+    from transformer_lib.marian import from_marian, to_marian
+
+    source = made(tokenizer, tmp_path / "theirs")
     loaded, same = from_marian(tmp_path / "theirs", "cpu")
     loaded.save_pretrained(tmp_path / "start", same, half=False)
     recipe = fine_tuning_recipe(
-        tmp_path / "start", corpus="grammar-en-de", max_pairs=50, max_steps=3,
+        tmp_path / "start", corpus="grammar-en-de", max_pairs=50, max_steps=12,
         validate_every=3, warmup=1,
     )  # fmt: skip
+    assert recipe.model["activation"] == activation
     run = train(recipe, tmp_path / "run", show=False, device="cpu")
+    losses = [record["valid_loss"] for record in run.history]
+    assert len(losses) == 4 and sorted(losses, reverse=True) == losses
     twin = to_marian(run.model)
     src, tgt = torch.randint(4, tokenizer.vocab_size, (2, 3, 5))
     src[:, -1] = EOS
+    first = source.config.decoder_start_token_id
+    read = [torch.cat([torch.full((3, 1), i), tgt], 1) for i in (BOS, first)]
+    said = [i for i in range(tokenizer.vocab_size) if i != BOS]  # a start is never said
     with torch.no_grad():
-        theirs = twin(src, decoder_input_ids=tgt).logits
-        torch.testing.assert_close(theirs, run.model(src, tgt), atol=1e-5, rtol=1e-4)
-        assert (run.model(src, tgt) - model(src, tgt)).abs().max() > 1e-4
+        found, before = (
+            model(src, read[0])[..., said] for model in (run.model, loaded)
+        )
+        theirs, was = (
+            model(src, decoder_input_ids=ids).logits[..., said]
+            for model, ids in zip((twin, source), read, strict=True)
+        )
+    torch.testing.assert_close(before, was, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found, theirs, atol=1e-5, rtol=1e-4)
+    assert (found - before).abs().max() > 1e-4

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from built import documents
 from conftest import LONGEST
 
 import transformer_lib
@@ -24,7 +25,7 @@ ENTER_BACK = set()  # still import a back room
 EVERY_ROOM = "command_line"  # thin over all of them, and imports one when it is asked
 PUBLIC = 219  # names in the front rooms, together; the house has room for 220
 
-# Front rooms that are in order, and what each of them is about.
+# Front rooms, and what each of them is about.
 IDEAS = {
     "attention": "attention_numpy",
     "multihead": "MultiHeadAttention",
@@ -56,7 +57,7 @@ IDEAS = {
     "runs": "Run",
     "trainer": "train",
     "decoding": "greedy_search",
-    "speculative": "_verdict",
+    "speculative": "_verdict",  # which guesses stay; the rest of it is a loop
     "evaluation": "bleu",
     "translator": "Translator",
     "command_line": "main",
@@ -66,10 +67,22 @@ IDEAS = {
     "bugs": "_Exhibit",
     "speed": "race",
     "objective": "label_smoothed_cross_entropy",
+    "tree_tokens": "train_tree_tokenizer",
+    "wmt": "prepare_wmt",
+    "prepared": "prepare",
+    "ablations": "variation",
+    "fine_tuning": "mix_pairs",
 }
-IN_ORDER = ["hello", *IDEAS]
+# Rooms whose idea comes late, because the chapter needs what stands before it.
+LATE = {
+    "hello": "attention",  # each of the six steps is built, and then all are one
+    "pretraining": "mask_tokens",  # the text and the next token come first
+}
 DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}
-TEXT = {"tokenizer", "downloads", "corpora", "checkpoints", "runs"}  # files, no page
+TEXT = {  # files, no page
+    "tokenizer", "downloads", "corpora", "checkpoints", "runs", "prepared", "wmt",
+    "tree_tokens", "ablations",
+}  # fmt: skip
 SPEAKS_JSON = {"onnx_export", "marian", "ctranslate2_export", "server"}  # to others
 
 
@@ -198,6 +211,14 @@ def test_public_names_grow_no_further():
     assert total <= PUBLIC, f"{total} public names in the front rooms: {counts}"
 
 
+def test_every_front_room_is_about_something():
+    assert IDEAS.keys() | LATE.keys() == FRONT.keys() and not IDEAS.keys() & LATE.keys()
+    for name, idea in LATE.items():
+        lines = len(FRONT[name].read_text("utf-8").split("\n"))
+        at = defined(FRONT[name])[idea]
+        assert at > lines / 3, f"{name}: {idea} comes early now, take it to IDEAS"
+
+
 @pytest.mark.parametrize("name", IDEAS)
 def test_a_module_shows_its_idea_first(name):
     lines = len(FRONT[name].read_text("utf-8").split("\n"))
@@ -208,7 +229,7 @@ def test_a_module_shows_its_idea_first(name):
     assert not before, f"before the idea: {', '.join(before)}"
 
 
-@pytest.mark.parametrize("name", IN_ORDER)
+@pytest.mark.parametrize("name", FRONT)
 def test_what_draws_and_what_guards(name):
     """A front room draws nothing, and its guards are nobody else's business."""
     drawing = {module.split(".")[0] for module in imported(FRONT[name])} & DRAWING
@@ -226,6 +247,36 @@ def test_what_draws_and_what_guards(name):
 def test_library_names_are_public():
     for name, module in transformer_lib._HOME.items():
         assert name in public(FRONT[module]), f"{name} is not in {module}.__all__"
+
+
+def test_a_type_checker_is_told_where_each_name_is():
+    """`if TYPE_CHECKING:` imports the names of _HOME from their modules, no others."""
+    (block,) = (
+        node.body
+        for node in tree(LIBRARY / "__init__.py").body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    told = {}
+    for node in block:
+        assert isinstance(node, ast.ImportFrom) and node.level == 1
+        for alias in node.names:
+            assert alias.asname == alias.name, f"{alias.name}: `as` hands a name on"
+            told[alias.name] = node.module
+    assert told == transformer_lib._HOME
+
+
+def test_a_type_checker_knows_the_methods_that_later_chapters_add():
+    told = transformer_lib.Transformer.__annotations__
+    grown = {name for name in told if hasattr(transformer_lib.Transformer, name)}
+    assert grown == {"from_pretrained", "save_pretrained", "generate"}
+
+
+def test_chapters_are_numbered_in_reading_order():
+    """As _toc.yml names them, from 00 on without a gap."""
+    pages = [Path(page) for page in documents()]
+    read = [page.name for page in pages if page.parts[0] == "notebooks"]
+    assert read == sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
+    assert [int(name[:2]) for name in read] == [*range(len(read))]
 
 
 def test_files_that_begin_first_exist():

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +25,6 @@ NOTEBOOK = ROOT / "notebooks/01_hello.ipynb"
 CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["sphinx"]["config"]
 PAGES = {name: ROOT / f"{name}.ipynb" for name in CONFIG["live_pages"]}
 NOT_RUN = {"not-live", "remove-cell"}
-NEED_TORCH = {"11_objective"}  # a few cells of it run in the page; no exercise does
 
 
 def live_cells(notebook=NOTEBOOK):
@@ -40,10 +40,10 @@ def live_cells(notebook=NOTEBOOK):
 
 
 def exercises(notebook=NOTEBOOK):
-    """The exercises of a chapter, but for one whose exercises need torch."""
-    if notebook.stem in NEED_TORCH:
-        return []
-    return read_exercises(json.loads(notebook.read_text("utf-8"))["cells"])
+    """The exercises of a chapter whose checks run in the page: they need no torch."""
+    live = live_cells(notebook)
+    every = read_exercises(json.loads(notebook.read_text("utf-8"))["cells"])
+    return [one for one in every if one.check in live]
 
 
 each_page = pytest.mark.parametrize("notebook", PAGES.values(), ids=list(PAGES))
@@ -93,6 +93,38 @@ def test_which_chapters_run_in_the_page():
     assert len(live_cells(PAGES["notebooks/09_tokenizer"])) > 15
     objective = "\n".join(live_cells(PAGES["notebooks/11_objective"]))
     assert "def noam_lr" in objective and "def smoothed_truth" in objective
+
+
+@pytest.mark.parametrize(
+    ("page", "numbers"),
+    [
+        ("01_hello", ["1.1", "1.2", "1.3", "1.4"]),
+        ("09_tokenizer", ["9.1", "9.2", "9.3", "9.4"]),
+        ("11_objective", ["11.4"]),
+        ("15_evaluation", ["15.1", "15.2", "15.3", "15.4", "15.5"]),
+    ],
+)
+def test_which_exercises_are_checked_in_the_page(page, numbers):
+    found = exercises(PAGES[f"notebooks/{page}"])
+    assert [one.number for one in found] == numbers
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_served_modules_are_imported_without_torch(page):
+    """As in the page, where there is no torch and nothing else to install."""
+    names = [f"transformer_lib.{name}" for name in CONFIG["live_pages"][page]]
+    program = f"""
+import importlib, sys
+sys.path.insert(0, {str(ROOT)!r})
+for name in {names!r}:
+    importlib.import_module(name)
+outside = {{name.partition(".")[0] for name in sys.modules}}
+outside -= sys.stdlib_module_names | {{"transformer_lib", "__main__"}}
+assert not outside, outside
+"""
+    command = [sys.executable, "-S", "-I", "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_no_live_cell_needs_torch():

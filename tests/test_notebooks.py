@@ -1,6 +1,7 @@
 """The form that every chapter keeps, checked on the notebooks as they are committed."""
 
 import ast
+import itertools
 import json
 import re
 import subprocess
@@ -137,14 +138,36 @@ def test_tags_and_metadata(path):
         )
 
 
+@cache
+def to_touch():
+    """What a line begins with that shows an interactive figure, as a pattern."""
+    makers = {r"\w+_figure"}
+    for path in sorted((ROOT / "transformer_lib/figures").glob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and "_repr_html_" in ast.unparse(node):
+                makers.add(node.name)
+    return re.compile(rf"^(?:{'|'.join(sorted(makers))})\(", re.M)
+
+
+def test_interactive_figures_are_known_by_their_names():
+    lines = ["cost_figure()", "AttentionView(shown)", "InteractiveFigure(\n    1)"]
+    assert all(to_touch().search(f"x = 1\n{line}") for line in lines)
+    assert not to_touch().search("def cost_figure():\n    cost_figure()")
+
+
 @each_chapter
 def test_figures_have_words(path):
+    """Pictures have alt text and a caption, interactive figures a caption."""
     for cell in cells(path, "code"):
-        draws = "plt.show(" in cell["source"] and "#| export" not in cell["source"]
-        alt = cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")
+        if "#| export" in cell["source"]:
+            continue
+        draws = "plt.show(" in cell["source"]
+        about = cell["metadata"].get("mystnb", {})
         if draws:
+            alt = about.get("image", {}).get("alt", "")
             assert len(alt) >= 20, f"cell {cell['id']} draws a figure without alt text"
-            caption = cell["metadata"]["mystnb"].get("caption", "")
+        if draws or to_touch().search(cell["source"]):
+            caption = about.get("caption", "")
             assert 20 <= len(caption) <= 160, f"{cell['id']}: {caption!r} as a caption"
             assert caption.endswith("."), caption
 
@@ -167,13 +190,25 @@ def test_the_books_sentence_is_seen_before_anything_is_built(name):
     assert not any("#| export" in c["source"] for c in seen)
 
 
-@pytest.mark.parametrize("name", ["batches", "runs", "diagnosis", "speed"])
-def test_a_figure_is_seen_before_the_list_of_what_is_needed(name):
+FIGURE_FIRST = ["why", "batches", "runs", "decoding", "evaluation", "diagnosis",
+                "speed", "complexity", "wmt", "ablations", "parsing",
+                "looking_inside", "family", "long_text"]  # fmt: skip
+PRINTED_FIRST = ["corpora", "tokenizer", "training", "translator"]
+
+
+@pytest.mark.parametrize("name", FIGURE_FIRST + PRINTED_FIRST)
+def test_something_is_seen_before_the_list_of_what_is_needed(name):
+    """A figure, or what the thing at work prints."""
     (path,) = (path for path in PATHS if path.stem[3:] == name)
-    sources = [cell["source"] for cell in cells(path)]
-    wants = next(i for i, s in enumerate(sources) if "> **You will build**" in s)
-    captions = [c["metadata"].get("mystnb", {}).get("caption") for c in cells(path)]
-    assert any(captions[:wants])
+    every = cells(path)
+    wants = next(
+        i for i, c in enumerate(every) if "> **You will build**" in c["source"]
+    )
+    seen = [c for c in every[:wants] if c["cell_type"] == "code"]
+    if name in FIGURE_FIRST:
+        assert any(c["metadata"].get("mystnb", {}).get("caption") for c in seen)
+    else:
+        assert any("print(" in c["source"] for c in seen)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +246,50 @@ def test_markdown_is_plain(path):
     for cell in cells(path, "markdown"):
         found = MYST.search(cell["source"])
         assert not found, f"Colab shows {found[0]!r} raw, in cell {cell['id']}"
+
+
+# Inversions and short riddles that readers stumbled over, as the pages once had them.
+RIDDLES = re.compile(
+    r"\bbe had\b|\bwhoever\b|\bgone on with\b|\bwhat is there\b|\bis not reading\b"
+    r"|\blast digit that matters\b|\btrained so\b|\bcheat, and cannot\b"
+    r"|\bcould one still go\b|\bsays the share\b|\b(its|their) say\b"
+    r"|\bgood as undecided\b|\bthird part are\b|\bbelow it has looked\b",
+    re.IGNORECASE,
+)
+
+
+def words(text):
+    """A text as one line: no line breaks, quotes or marks of comments inside of it."""
+    return re.sub(r"[\s\"#>*]+", " ", text)
+
+
+@each_chapter
+def test_a_chapter_speaks_plainly(path):
+    """In its prose, captions, docstrings, comments and what it prints."""
+    for cell in cells(path):
+        image = cell["metadata"].get("mystnb", {})
+        said = [cell["source"], image.get("caption", "")]
+        said.append(image.get("image", {}).get("alt", ""))
+        for text in said:
+            found = RIDDLES.search(words(text))
+            assert not found, f"say it plainly: {found[0]!r} in cell {cell['id']}"
+
+
+PAGES = [(ROOT / "book").glob(names) for names in ("*.md", "api/*.md")]
+PROSE = [ROOT / "README.md", *sorted(itertools.chain(*PAGES))]
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: path.stem)
+def test_a_page_speaks_plainly(path):
+    found = RIDDLES.search(words(path.read_text("utf-8")))
+    assert not found, f"say it plainly: {found[0]!r}"
+
+
+def test_riddles_are_found_across_lines():
+    for text in ("it cannot be\nhad", '# nowhere to be\n# had"', "Whoever asks",
+                 '"What is "\n    "there"', "> trained\n> so can cheat"):  # fmt: skip
+        assert RIDDLES.search(words(text)), text
+    assert not RIDDLES.search(words("What is therefore true. We had been told so."))
 
 
 @each_chapter

@@ -28,7 +28,10 @@ from transformer_lib.batches import (
     plan_batches,
     tokenize_pairs,
 )
+from transformer_lib.ctranslate2_export import CTranslate2Model
 from transformer_lib.grammar import grammar_split
+from transformer_lib.marian import from_marian
+from transformer_lib.onnx_export import OnnxModel
 from transformer_lib.prepared import (
     Prepared,
     _load_pairs,
@@ -38,7 +41,9 @@ from transformer_lib.prepared import (
     _save_pairs,
     prepare,
 )
+from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
+from transformer_lib.translator import Translator
 
 EASY = settings(max_examples=25)
 
@@ -378,6 +383,87 @@ def test_a_part_of_a_dead_process_is_swept_and_the_old_folder_brought_back(tmp_p
         raise KeyError
     assert len(_load_pairs(tmp_path / "pairs")) == 10
     assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
+
+
+def test_ctrl_c_between_two_renamings_leaves_the_old_folder(tmp_path, monkeypatch):
+    _save_pairs(some_pairs(10), tmp_path / "pairs")
+    replace = os.replace
+
+    def interrupted(path, target):
+        if Path(path).name == ".pairs.part":
+            raise KeyboardInterrupt
+        replace(path, target)
+
+    monkeypatch.setattr(room.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _save_pairs(some_pairs(7), tmp_path / "pairs")
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
+    assert len(_load_pairs(tmp_path / "pairs")) == 10
+
+
+OPENED = {  # all that read a folder which another process may be replacing
+    "pairs": _load_pairs,
+    "prepared": Prepared.load,
+    "model": load_pretrained,
+    "translator": Translator.from_pretrained,
+    "onnx": OnnxModel,
+    "ctranslate2": CTranslate2Model,
+    "marian": from_marian,
+}
+
+
+def replaced_and_killed(folder):
+    """A process replaces a folder, and is killed between its two renamings."""
+    if not (child := os.fork()):
+        replace = os.replace
+
+        def killed(path, target):
+            if Path(path).suffix == ".part":
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(path, target)
+
+        try:
+            room.os.replace = killed
+            with room.whole_folder(folder) as part:
+                (part / "new").write_text("x")
+        finally:
+            os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", OPENED)
+def test_who_reads_finds_the_old_folder_after_a_kill_between_two_renamings(
+    kind, tmp_path
+):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("manifest.json", "recipe.json"):  # enough to be opened, and refused
+        (folder / name).write_text("{}")
+    replaced_and_killed(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {".mine.old", ".mine.part"}
+    with pytest.raises(ValueError, match="mine"):
+        OPENED[kind](folder)
+    assert (folder / "recipe.json").is_file()
+    assert not (tmp_path / ".mine.old").exists()
+    _save_pairs(some_pairs(7), folder)  # and it can be replaced once more
+    assert len(_load_pairs(folder)) == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_what_was_killed_is_whole_again(tmp_path):
+    """By a link, too; and an old folder without a part is somebody else's."""
+    pairs, link = tmp_path / "pairs", tmp_path / "link"
+    _save_pairs(some_pairs(10), pairs)
+    link.symlink_to("pairs")
+    replaced_and_killed(pairs)
+    assert len(_load_pairs(link)) == 10 and pairs.is_dir()
+    os.rename(pairs, tmp_path / ".pairs.old")
+    shutil.rmtree(tmp_path / ".pairs.part")
+    with pytest.raises(ValueError, match="not a complete folder"):
+        _load_pairs(pairs)
+    assert not pairs.exists() and (tmp_path / ".pairs.old").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,20 @@ ENVIRONMENT = os.environ | {
 SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64}
 
 
+SIZES = {"vocab_size": 340, "max_tokens": 200, "max_length": 128, "max_steps": 60}
+SIZES |= {"validate_every": 4, "warmup": 20, "keep_last": 2}
+
+
 def recipe_of(corpus, **changes):
-    settings = {"name": "tiny", "corpus": corpus, "vocab_size": 340, "max_tokens": 200}
-    settings |= {"max_steps": 60, "validate_every": 4, "warmup": 20, "keep_last": 2}
+    settings = {"name": "tiny", "corpus": corpus} | SIZES
     return Recipe(**settings | {"model": SMALL | {"dropout": 0.1}} | changes)
+
+
+def recipe_of_full(corpus, **changes):
+    """What scale "full" trains, every setting of it, with sizes for seconds."""
+    recipe = asdict(Recipe.load("tatoeba-en-de"))
+    changes |= {"corpus": corpus, "model": recipe["model"] | SMALL, "dropout_after": 10}
+    return Recipe(**recipe | SIZES | changes)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -168,17 +178,16 @@ print(json.dumps(said | {"reached": reached, "each": each}))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(
-    "kills, changes",
+    "kills, made, changes",
     [
-        (20, {"dropout_after": 10, "accumulate": 2}),
-        # What the recipe of scale "full" switches on, and float16 as a T4 wants it.
-        (8, {"precision": "float16", "joined": 0.25, "dropout_after": 10}),
+        (20, recipe_of, {"dropout_after": 10, "accumulate": 2}),
+        (8, recipe_of_full, {"precision": "float16"}),  # as a T4 wants it
     ],
     ids=["float32", "float16"],
 )
-def test_killed_again_and_again(kills, changes, corpus, data_dir, tmp_path):
+def test_killed_again_and_again(kills, made, changes, corpus, data_dir, tmp_path):
     """SIGKILL after a few updates, at any moment: the same weights to the bit."""
-    settings = asdict(recipe_of(corpus, **changes))
+    settings = asdict(made(corpus, **changes))
     asked = json.dumps([settings, str(data_dir), str(tmp_path), kills])
     done = subprocess.run(
         [sys.executable, "-c", KILLING, asked],

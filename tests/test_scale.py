@@ -1,12 +1,13 @@
 """Small and full: read in one place, told in each chapter's head, and both run."""
 
 import ast
-import dataclasses
 import json
 import math
 import re
 import time
 import types
+from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -37,6 +38,9 @@ SCALED = sorted(
     for path in ROOT.glob("notebooks/*.ipynb")
     if path.stem[:2] >= "08" and path.stem[3:] not in UNSCALED
 )
+# What a cell calls that goes to a GPU by itself, or asks where one is.
+TAKES_THE_DEVICE = {"default_device", "load_pretrained", "train", "train_parser",
+                    "_ablate_side_by_side"}  # fmt: skip
 SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.1}
 
 
@@ -118,6 +122,14 @@ def test_the_head_names_both_scales_and_the_code_reads_them(path):
     assert called, "no cell of the chapter computes anything else at scale full"
     for call in called:
         assert ast.dump(call.args[0]) != ast.dump(call.args[1]), "both are the same"
+    own = [s for s in code if not s.startswith(("%", "#| export")) and "%pip" not in s]
+    uses = TAKES_THE_DEVICE & {
+        node.func.id
+        for source in own
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert uses or "for a GPU" not in full[0], "no cell would use the GPU"
 
 
 @pytest.mark.parametrize("name", UNSCALED)
@@ -148,6 +160,11 @@ def test_how_to_read_tells_of_the_scale_and_of_colab():
         assert not scaled or path.stem == "00_why" or first <= path.stem[:2] <= last
     start = "".join(cell["source"] for cell in cells_of("13_runs")[:6])
     assert "drive.mount" in start and "TRANSFORMER_LIB_RUNS" in start
+    # The first chapter that trains says where all of this stands.
+    text_of_12 = [cell["source"] for cell in cells_of("12_training")]
+    box = next(source for source in text_of_12 if "> **Time**" in source)
+    assert "../book/how_to_read.md#a-gpu-on-colab" in box and "Drive" in box
+    assert "(a-gpu-on-colab)=" in text
 
 
 # --- a run that stops when its time is up, and goes on --------------------------------
@@ -251,10 +268,16 @@ def test_chapter_24_at_full_goes_on_with_the_papers_recipe(full, tmp_path, capsy
     assert full == ["wmt14-en-de-base"] and int(two) > int(one) >= 1
 
 
-def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, capsys):
+def sixteen_bits(monkeypatch, precision: str) -> None:
+    """From now on the device is fast in this precision."""
+    monkeypatch.setattr(recipes, "_native_precision", lambda device: (precision, ""))
+
+
+def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "2")
-    short = tiny(max_steps=4, validate_every=2, warmup=4)
-    monkeypatch.setattr(Recipe, "load", lambda name: short)
+    short = partial(replace, tiny(max_steps=4, validate_every=2, warmup=4))
+    monkeypatch.setattr(Recipe, "load", lambda name, **changes: short(**changes))
+    sixteen_bits(monkeypatch, "bfloat16")
     rows = ("base", "pre-norm")
     found = names_of(ablations, runs_folder=runs.runs_folder)
     found["_ablate_side_by_side"] = lambda base, out, **rest: _ablate_side_by_side(
@@ -268,6 +291,13 @@ def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, capsys):
     )
     said = capsys.readouterr().out
     assert all(re.search(rf"^{row} +1 ", said, re.M) for row in rows)
+    # On another machine the rest of the rows has the precision of the first ones.
+    sixteen_bits(monkeypatch, "float16")
+    out = tmp_path / "runs" / "table3-replica"
+    kept = [Recipe.for_here("", out / f"{row}-0").precision for row in rows]
+    found["_ablate_side_by_side"] = lambda base, *_, **rest: kept.append(base.precision)
+    found["rows_of_an_hour"]()
+    assert kept == ["bfloat16"] * 3
 
 
 def test_rows_that_are_cut_off_go_on(tmp_path, monkeypatch):
@@ -298,16 +328,17 @@ def test_an_error_in_a_row_is_told(tmp_path):
     out = tmp_path / "rows"
     done = _ablate_side_by_side(base, out, 1, rows=("base",), device="cpu", sentences=2)
     assert [line["row"] for line in done] == ["base"]
-    other = dataclasses.replace(base, seed=0, max_steps=6)
+    other = replace(base, seed=0, max_steps=6)
     with pytest.raises(RuntimeError, match="1 of 1 processes ended with an error"):
         _ablate_side_by_side(other, out, 1, rows=("base",), device="cpu", sentences=2)
 
 
-def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, capsys):
+def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, tmp_path, capsys):
     from transformer_lib import parsing
 
     chosen = tiny(corpus="toy+chunks", vocab_size=400, max_length=60, max_steps=9_000)
-    monkeypatch.setattr(Recipe, "load", lambda name: chosen)
+    chosen = partial(replace, chosen)
+    monkeypatch.setattr(Recipe, "load", lambda name, **changes: chosen(**changes))
     names = names_of(parsing, runs_folder=runs.runs_folder)
     names["load_trees"] = lambda name, split: parsing.load_trees("toy", split)
     names["show_scores"] = lambda scores: print(sorted(scores))
@@ -316,8 +347,15 @@ def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, capsys):
             model, tokenizer, trees[:2], longest, beam_size=1, max_extra=5
         )
     )
-    run_cells("26_parsing", names, "def own_parser")
-    assert re.search(
-        r"trained here, \d+ of 9,000 updates\n\['all', 'beyond', 'within'\]",
-        capsys.readouterr().out,
-    )
+    updates = []
+    for precision in ("bfloat16", "float16"):  # of another machine
+        sixteen_bits(monkeypatch, precision)
+        run_cells("26_parsing", names, "def own_parser")
+        updates += re.findall(
+            r"trained here, (\d+) of 9,000 updates\n\['all', 'beyond', 'within'\]",
+            capsys.readouterr().out,
+        )
+        names["evaluate_parser"] = lambda *_: dict.fromkeys(["all", "beyond", "within"])
+    assert int(updates[0]) < int(updates[1])
+    own = tmp_path / "runs" / "craft-parsing"
+    assert Recipe.for_here("", own).precision == "bfloat16"

@@ -1,5 +1,6 @@
 """Chapter 21: chunks and switches against the plain path; memory."""
 
+import dataclasses
 import json
 import math
 import random
@@ -28,6 +29,7 @@ from transformer_lib.speed import (
     _feed,
     _first_losses,
     _ladder,
+    _ladder_on,
     _laps,
     _LiveMemory,
     _mean_loss,
@@ -85,7 +87,7 @@ def test_an_epoch_feeds_each_pair_once(how):
 
 
 def test_losses_agree_step_by_step():
-    """Plain path against every switch; only bfloat16 rounds."""
+    """Plain path against every switch; only 16 bits round."""
     pairs = token_pairs(40)
     batches = list(_feed(pairs, "length", 60))[:4]
     plain = _first_losses(CONFIG, _Steps(), batches)
@@ -93,8 +95,9 @@ def test_losses_agree_step_by_step():
                    {"optimizer": "foreach"}, {"optimizer": "fused"}):  # fmt: skip
         losses = _first_losses(CONFIG, _Steps(**change), batches)
         assert losses == pytest.approx(plain, abs=1e-5), change
-    low = _first_losses(CONFIG, _Steps(precision="bfloat16"), batches)
-    assert low == pytest.approx(plain, abs=0.03) and low != plain
+    for precision in ("bfloat16", "float16"):
+        low = _first_losses(CONFIG, _Steps(precision=precision), batches)
+        assert low == pytest.approx(plain, abs=0.03) and low != plain
 
 
 def test_compiled_update_agrees():
@@ -143,6 +146,46 @@ def test_the_ladder_adds_up():
     assert first == _Steps()
     assert (last.feed, last.attention) == ("length", "fused")
     assert last.precision == "bfloat16"
+
+
+@pytest.mark.parametrize(("capability", "bits"), [
+    ((7, 5), "float16"), ((8, 0), "bfloat16"), ((6, 1), "bfloat16"), (None, "bfloat16"),
+])  # fmt: skip
+def test_the_last_step_of_a_gpu_is_in_the_bits_that_it_is_fast_in(
+    monkeypatch, capability, bits
+):
+    """A T4's is float16; on a CPU it is bfloat16, as in the records."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(speed, "default_device", lambda device: device)
+    changes = _ladder_on("cuda" if capability else "cpu")
+    same = list(_LADDER)[:-1]
+    assert list(changes) == [*same, bits]
+    assert {name: changes[name] for name in same} == {n: _LADDER[n] for n in same}
+    assert _ladder(changes)[bits].precision == bits
+    assert capability == (7, 5) or changes == _LADDER
+
+
+def test_float16_scales_the_loss_and_skips_what_overflows(monkeypatch):
+    """Gradients too small for float16 arrive; an update that overflows is not made."""
+    batch = make_batch(token_pairs(8), range(8))
+    scaled, real = [], torch.amp.GradScaler.scale
+    monkeypatch.setattr(torch.amp.GradScaler, "scale", lambda self, loss: (
+        scaled.append(self.is_enabled() and self.get_scale()) or real(self, loss)
+    ))  # fmt: skip
+    gradients = []
+    for precision in ("float32", "float16"):
+        torch.manual_seed(0)
+        model = Transformer(dataclasses.replace(CONFIG, dropout=0.0))
+        steps = _Steps(loss="real", optimizer="loop", precision=precision)
+        _trainer(model, steps, rate=0.0)(batch)
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert scaled == [False, 2**10]
+    torch.testing.assert_close(*gradients, atol=1e-3, rtol=0.1)  # unscaled again
+    update, before = _trainer(model, steps), model.output.weight.clone()
+    model.output.weight.register_hook(lambda grad: grad * math.inf)
+    for _ in range(2):
+        update(batch)
+    assert torch.equal(model.output.weight, before) and scaled[-1] == 2**9
 
 
 def test_climb_measures_every_step():

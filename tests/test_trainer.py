@@ -60,6 +60,41 @@ def test_fit_is_train_without_its_machinery(train, data_dir, tmp_path):
     assert [row["train_loss"] for row in history] == pytest.approx(losses, abs=1e-5)
 
 
+@pytest.mark.parametrize(("capability", "precision", "fast"), [
+    ((7, 5), "bfloat16", "float16"), ((6, 0), "float16", "float32"),
+    ((6, 1), "bfloat16", "float32"), ((7, 5), "float16", None),
+    ((7, 5), "float32", None), ((8, 0), "bfloat16", None), ((8, 9), "float16", None),
+])  # fmt: skip
+def test_bits_that_are_slow_on_the_gpu_are_told(
+    monkeypatch, recwarn, capability, precision, fast
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    trainer._warn_of_slow_bits(precision, "cpu")
+    assert not recwarn
+    trainer._warn_of_slow_bits(precision, "cuda:0")
+    said = [str(one.message) for one in recwarn]
+    if fast is None:
+        assert not said
+    else:
+        (text,) = said
+        assert text.startswith(f"{precision} is slow on this GPU (compute capability ")
+        assert text.endswith(f"is faster in {fast} (--set precision={fast}).")
+
+
+def test_a_run_asks_whether_its_bits_are_slow_while_it_trains(
+    train, tmp_path, monkeypatch
+):
+    asked = []
+
+    def note(*given):
+        asked.append(given)
+
+    monkeypatch.setattr(trainer, "_warn_of_slow_bits", note)
+    for _ in range(2):  # the second one is finished, and only loaded
+        train(tiny(precision="bfloat16"), tmp_path, device="cpu")
+    assert asked == [("bfloat16", "cpu")]
+
+
 @pytest.mark.parametrize(
     ("stop", "fast"), [(1, False), (2, False), (3, False), (3, True), (5, False)]
 )

@@ -14,16 +14,21 @@ import small_runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import SMALL, VOCABULARY
+from small_runs import FEW, SMALL, VOCABULARY
 
 from transformer_lib import training
 from transformer_lib.batches import TokenPairs, _flatten, make_batch, pack
+from transformer_lib.decoding import force_score
+from transformer_lib.evaluation import perplexity
 from transformer_lib.exercises.training import check_mean_loss
+from transformer_lib.heads import effect_of_words, most_attended, weigh_heads
+from transformer_lib.looking_inside import attention_weights, look
 from transformer_lib.objective import build_optimizer
-from transformer_lib.tokenizer import EOS
+from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.training import (
     _packed_hidden,
     fit,
+    quick_translate,
     same_part,
     update,
     validation_loss,
@@ -337,12 +342,36 @@ def test_fit_leaves_the_model_in_evaluation_mode(model, pairs):
     assert len(fit(model, pairs, 3, 300)) == 3 and not model.training
 
 
-def test_a_model_that_pads_with_another_id_is_refused(pairs):
+@pytest.fixture(scope="module")
+def tokenizer():
+    text = (side for pair in FEW["valid"] for side in pair)
+    return Tokenizer.train(text, VOCABULARY)
+
+
+DOORS = {
+    "fit": lambda m, t, pairs: fit(m, pairs, 1, 300),
+    "update": lambda m, t, pairs: update(
+        m, build_optimizer(m), [make_batch(pairs, range(3))], 0.1, 0.1
+    ),
+    "validation_loss": lambda m, t, pairs: validation_loss(m, pairs, 300),
+    "perplexity": lambda m, t, pairs: perplexity(m, pairs, 300),
+    "quick_translate": lambda m, t, _: quick_translate(m, t, ["The dog sleeps."]),
+    "generate": lambda m, t, _: m.generate(torch.tensor([[7, 8, 3]])),
+    "force_score": lambda m, t, _: force_score(m, torch.tensor([[7, 8, 3]]), [[7]]),
+    "attention_weights": lambda m, t, _: attention_weights(
+        m, torch.tensor([[7, 8, 3]]), torch.tensor([[2, 7]])
+    ),
+    "look": lambda m, t, _: look(m, t, "The dog sleeps."),
+    "look at a pair": lambda m, t, _: look(m, t, "The dog.", "Der Hund."),
+    "most_attended": lambda m, t, _: most_attended(m, t, "The dog sleeps."),
+    "weigh_heads": lambda m, t, _: weigh_heads(m, t, [("The dog.", "Der Hund.")]),
+    "effect_of_words": lambda m, t, _: effect_of_words(m, t, "The dog.", "Der Hund."),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_model_that_pads_with_another_id_is_refused(door, tokenizer, pairs):
     other = Transformer(TransformerConfig(VOCABULARY, pad_id=5, **SMALL))
     message = "pad_id=5: the library's tokenizers and batches pad with 0"
     with pytest.raises(ValueError, match=message):
-        update(other, build_optimizer(other), [make_batch(pairs, range(3))], 0.1, 0.1)
-    with pytest.raises(ValueError, match=message):
-        validation_loss(other, pairs, 300)
-    with pytest.raises(ValueError, match=message):
-        other.generate(torch.tensor([[7, 8, 3]]))
+        DOORS[door](other, tokenizer, pairs)

@@ -7,6 +7,7 @@ This file is the only one of the package that is written by hand.
 
 import importlib
 import sys
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,39 @@ _HOME = {
     "Translator": "translator",
     "export_model": "export",
 }
+
+if TYPE_CHECKING:  # what a type checker reads; `as` says that a name is handed on
+    from .attention import scaled_dot_product_attention as scaled_dot_product_attention
+    from .checkpoints import average_checkpoints as average_checkpoints
+    from .corpora import load_corpus as load_corpus
+    from .decoder import Decoder as Decoder
+    from .decoder import DecoderLayer as DecoderLayer
+    from .decoder import causal_mask as causal_mask
+    from .decoder import padding_mask as padding_mask
+    from .decoding import beam_search as beam_search
+    from .decoding import greedy_decode as greedy_decode
+    from .encoder import Encoder as Encoder
+    from .encoder import EncoderLayer as EncoderLayer
+    from .encoder import FeedForward as FeedForward
+    from .evaluation import bleu as bleu
+    from .evaluation import evaluate as evaluate
+    from .evaluation import sacre_bleu as sacre_bleu
+    from .export import export_model as export_model
+    from .multihead import MultiHeadAttention as MultiHeadAttention
+    from .objective import label_smoothed_cross_entropy as label_smoothed_cross_entropy
+    from .objective import noam_lr as noam_lr
+    from .positions import LearnedPositions as LearnedPositions
+    from .positions import sinusoidal_positions as sinusoidal_positions
+    from .prepared import prepare as prepare
+    from .recipes import Recipe as Recipe
+    from .runs import Run as Run
+    from .runs import load_pretrained as load_pretrained
+    from .tokenizer import Tokenizer as Tokenizer
+    from .trainer import train as train
+    from .transformer import Transformer as Transformer
+    from .transformer import TransformerConfig as TransformerConfig
+    from .translator import Translator as Translator
+    from .translator import translate as translate
 
 # Chapters after 07 that give its Transformer methods: from_pretrained, save_pretrained;
 # generate.

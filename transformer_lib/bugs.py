@@ -632,7 +632,7 @@ def _check_average(average: Callable) -> None:
 
 # %% ../notebooks/31_bugs.ipynb #30344f2b
 class _StaleSteps(CachedSteps):
-    """Each beam goes on with the past of its own row, whoever its parent was."""
+    """Each beam goes on with the past of its own row, whichever its parent was."""
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Put the cache in order, and do not use the result."""

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda message, *_: _say(message)
             return asked.function(asked) or 0
-    except BrokenPipeError:  # whoever read our lines has read enough
+    except BrokenPipeError:  # the reader of our lines has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -380,7 +380,7 @@ _PACKAGES = {"onnx": ["onnx", "onnxscript", "onnxruntime"],
 def _unseen(about: dict, count: int = 40) -> tuple[str, list[str]]:
     """Name and sentences of a text that a model was not trained on: its corpus's own.
 
-    Where that has none that can be had, those of the embedded grammar.
+    Where they are unavailable, those of the embedded grammar.
     """
     from transformer_lib.corpora import load_corpus
     from transformer_lib.downloads import CorpusUnavailable

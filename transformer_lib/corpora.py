@@ -113,7 +113,7 @@ def load_corpus(spec: str | Path | dict, split: str = "train") -> Corpus:
 
     Raises:
         ValueError: If the name, the split or the text breaks a rule.
-        CorpusUnavailable: If the text cannot be had, or is damaged.
+        CorpusUnavailable: If the text is unavailable or damaged.
     """
     if split not in _SPLITS:
         raise ValueError(f"split={split!r}: must be 'train', 'valid' or 'test'.")

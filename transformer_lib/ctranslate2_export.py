@@ -26,7 +26,7 @@ from transformer_lib.export import (
     _piece_names,
 )
 from .positions import LearnedPositions
-from .prepared import whole_folder
+from .prepared import _put_back, whole_folder
 from .tokenizer import BOS, Tokenizer
 from .transformer import Transformer
 from .translator import _trained_length, translate_lines
@@ -178,7 +178,7 @@ class CTranslate2Model:
         import ctranslate2
 
         _check_threads(threads)
-        folder = Path(folder)
+        folder = _put_back(folder)
         needed = "model.bin", "tokenizer.model"
         if not all((folder / name).is_file() for name in needed):
             raise ValueError(

@@ -603,8 +603,10 @@ def force_score(
         One log-probability for each source, in nats.
 
     Raises:
-        ValueError: If there is not one output for each source.
+        ValueError: If there is not one output for each source, or the model pads with
+            another id than the tokenizer.
     """
+    _check_padding(model.config.pad_id)
     if len(tgt_ids_list) != len(src_ids):
         raise ValueError(
             f"{len(src_ids)} sources and {len(tgt_ids_list)} outputs: give one each."

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .batches import pad
+from .batches import _check_padding, pad
 from .checkpoints import _write_json
 from .corpora import load_corpus
 from .evaluation import sacre_bleu
@@ -56,8 +56,12 @@ def most_attended(
     Returns:
         int64, shape (L, H, words), on the CPU.
 
+    Raises:
+        ValueError: If the model pads with another id than the tokenizer.
+
     Source: Voita et al. 2019, section 4.2 (the largest weight, the end left out).
     """
+    _check_padding(model.config.pad_id)
     src = tokenizer.encode(sentence)
     seen: list[Tensor] = []
 
@@ -332,7 +336,11 @@ def _token_log_probs(
         Log-probabilities over the vocabulary, shape (B, T, V); the right tokens,
         (B, T), the end symbol last; and where there is a token, boolean (B, T). All on
         the model's device.
+
+    Raises:
+        ValueError: If the model pads with another id than the tokenizer.
     """
+    _check_padding(model.config.pad_id)
     tgt_ids = tgt_ids.to(model.device)
     real = tgt_ids != PAD  # (B, T)
     right = torch.nn.functional.pad(tgt_ids[:, 1:], (0, 1), value=PAD)  # (B, T)
@@ -413,7 +421,7 @@ def record_heads(
         seed: Of the shuffled weights.
 
     Raises:
-        CorpusUnavailable: If the test set cannot be had.
+        CorpusUnavailable: If the test set is unavailable.
     """
     began, test = time.perf_counter(), load_corpus("tatoeba-en-de", "test")
     translator = Translator.from_pretrained("tatoeba-en-de")

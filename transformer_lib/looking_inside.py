@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .attention import scaled_dot_product_attention
-from .batches import pad
+from .batches import _check_padding, pad
 from .decoding import beam_search
 from .multihead import MultiHeadAttention
 from .tokenizer import _MARK, BOS, EOS, PAD, Tokenizer
@@ -110,8 +110,12 @@ def attention_weights(
         (B, H, T, T) and (B, H, T, S), on the CPU. Each row sums to 1 over the keys that
         are allowed; all other keys have 0.
 
+    Raises:
+        ValueError: If the model pads with another id than the tokenizer.
+
     Source: Vaswani et al. 2017, section 3.2.3 (the three uses of attention).
     """
+    _check_padding(model.config.pad_id)
     seen: dict[str, list[Tensor]] = {kind: [] for kind in _KINDS}
 
     def note(kind, layer, weights, allowed):
@@ -160,7 +164,8 @@ def look(
         target: Its translation; the model's own (beam 4) if not given.
 
     Raises:
-        ValueError: If the source has no tokens.
+        ValueError: If the source has no tokens, or the model pads with another id than
+            the tokenizer.
     """
     src = tokenizer.encode(source)
     if not src:

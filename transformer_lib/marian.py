@@ -27,8 +27,8 @@ from transformer_lib.export import (
     _token_scores,
 )
 from .multihead import MultiHeadAttention
-from .prepared import whole_folder
-from .tokenizer import BOS, EOS, PAD, Tokenizer
+from .prepared import _put_back, whole_folder
+from .tokenizer import _SPECIAL, BOS, EOS, PAD, UNK, Tokenizer
 from .transformer import Transformer, TransformerConfig, default_device
 
 # %% ../notebooks/22_export.ipynb #fc5cc88a
@@ -189,9 +189,9 @@ def from_marian(
         The model in evaluation mode and its tokenizer.
 
     Raises:
-        ValueError: If there is none, or its architecture or ids are others.
+        ValueError: If there is none, or its architecture, pieces or ids are others.
     """
-    folder = Path(folder)
+    folder = _put_back(folder)
     if (folder / "manifest.json").exists():  # else it is not from here
         _verify_manifest(folder)
     try:
@@ -199,19 +199,43 @@ def from_marian(
             from transformers import MarianMTModel
 
             twin = MarianMTModel.from_pretrained(folder, local_files_only=True)
-        tokenizer = Tokenizer.load(folder / "source.spm")
-        same = (folder / "target.spm").read_bytes() == tokenizer.model
-        names = json.loads((folder / "vocab.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        sides = [(folder / f"{side}.spm").read_bytes() for side in ("source", "target")]
+        names = dict(json.loads((folder / "vocab.json").read_text("utf-8")))
+        wrong = _other_pieces(*sides, names)
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{folder} holds no Marian model: {error}") from error
-    known = {name: i for i, name in enumerate(_piece_names(tokenizer))}
-    if not same or names != known:
+    if wrong:
         raise ValueError(
-            f"{folder}: source and target must share one SentencePiece model, whose "
-            "pieces have the ids of vocab.json."
+            f"{folder}: {wrong}. Source and target must share one SentencePiece model, "
+            "whose pieces have the ids of vocab.json."
         )
     model = _marian_model(twin.eval(), str(folder))
-    return model.to(default_device(device)), tokenizer
+    return model.to(default_device(device)), Tokenizer(sides[0])
+
+# %% ../notebooks/22_export.ipynb #5c0e91d7
+def _other_pieces(source: bytes, target: bytes, names: dict[str, int]) -> str:
+    """How the pieces of a Marian folder differ from what a Tokenizer can be, or "".
+
+    Args:
+        source: The SentencePiece model of the source language.
+        target: That of the target language.
+        names: The id of each piece, as vocab.json has it.
+
+    Raises:
+        ValueError: If the SentencePiece model is damaged.
+    """
+    found, wanted = [], [PAD, UNK, BOS, EOS]
+    ids = [names.get(piece) for piece in _SPECIAL]
+    if source != target:
+        found.append("source.spm and target.spm differ, as in models of OPUS-MT")
+    if ids != wanted:
+        special = " ".join(_SPECIAL)
+        found.append(f"{special} have the ids {ids} instead of {wanted}")
+    if not found:
+        pieces = _piece_names(Tokenizer(source))
+        if names != {piece: i for i, piece in enumerate(pieces)}:
+            found.append("vocab.json has other pieces or ids than source.spm")
+    return ", and ".join(found)
 
 # %% ../notebooks/22_export.ipynb #ba72ddc8
 def _marian_model(twin, name: str = "the model") -> Transformer:

@@ -25,7 +25,7 @@ from .decoding import _NEVER_SAID, Hypothesis, output_limits, search
 from .export import _check_export, _check_threads, _on_cpu, _quietly
 from .files import whole_file
 from .positions import LearnedPositions, frequencies
-from .prepared import whole_folder
+from .prepared import _put_back, whole_folder
 from .speed import _quantize_rows
 from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from .transformer import Transformer, evaluating
@@ -560,6 +560,7 @@ def _read_manifest(folder: Path) -> dict:
     Raises:
         ValueError: If there is none, or a file is missing or damaged.
     """
+    folder = _put_back(folder)
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
         needed = "files", "model", "decoding"

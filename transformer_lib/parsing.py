@@ -86,7 +86,7 @@ def train_parser(
 
     Raises:
         ValueError: If the recipe names no treebank, or as train.
-        CorpusUnavailable: If the treebank cannot be had.
+        CorpusUnavailable: If the treebank is unavailable.
     """
     name, _, form = str(recipe.corpus).partition("+")
     if name not in _TREEBANKS or form not in _FORMS:
@@ -133,7 +133,7 @@ def _prepare_trees(
         threads: Threads that tokenize.
 
     Raises:
-        CorpusUnavailable: If the treebank cannot be had.
+        CorpusUnavailable: If the treebank is unavailable.
         TreeError: If a file of trees is damaged.
         ValueError: If the folder was prepared with other settings.
     """

@@ -36,7 +36,7 @@ def _short_sentences(
         held: How many to hold out.
 
     Returns:
-        The name of the corpus (the embedded grammar if Tatoeba cannot be had), and the
+        The name of the corpus (the embedded grammar if Tatoeba is unavailable), and the
         two lists, in a random order that is always the same.
     """
     try:

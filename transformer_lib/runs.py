@@ -42,7 +42,13 @@ from transformer_lib.checkpoints import (
     average_checkpoints,
 )
 from .corpora import load_corpus
-from .prepared import Prepared, _is_free, _lock, whole_folder
+from transformer_lib.prepared import (
+    Prepared,
+    _is_free,
+    _lock,
+    _put_back,
+    whole_folder,
+)
 from .recipes import Recipe, _read_recipe
 from .tokenizer import Tokenizer
 from .transformer import Transformer, TransformerConfig, default_device
@@ -244,7 +250,7 @@ def _claim_folder(
     """Write the first files of a run, as far as they are not there.
 
     Args:
-        recipe: The recipe; another max_steps or keep_last replaces what is there.
+        recipe: The recipe; another max_steps or keep_last replaces the run's.
         run_dir: The folder.
         ready: The text; its vocabulary becomes the run's.
         about: What about.json is to say; None leaves the one that is there.
@@ -380,7 +386,7 @@ def _check_model_folder(folder: Path) -> None:
     """Refuse to write a model over something else.
 
     Raises:
-        ValueError: What is there.
+        ValueError: The folder is a file, or holds something else.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder.")
@@ -437,7 +443,8 @@ def _find_pretrained(folder_or_name: str | Path) -> Path:
     """
     given = Path(folder_or_name)
     shipped = Path(str(resources.files("transformer_lib"))) / "pretrained"
-    for folder in (given, shipped / given, runs_folder() / given):
+    for place in (given, shipped / given, runs_folder() / given):
+        folder = _put_back(place)
         if any((folder / n).is_file() for n in ("weights.safetensors", "recipe.json")):
             return folder
     known = sorted(path.parent.name for path in shipped.glob("*/weights.safetensors"))
@@ -551,7 +558,7 @@ def recorded_outputs(record: dict) -> list[tuple[str, str, str]]:
         is in the test set as it is found now.
 
     Raises:
-        CorpusUnavailable: If the test set cannot be had.
+        CorpusUnavailable: If the test set is unavailable.
     """
     pairs = load_corpus(record["recipe"]["corpus"], "test").pairs
     text = {_pair_key(pair): pair for pair in pairs}

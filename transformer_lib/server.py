@@ -64,7 +64,7 @@ class _TranslationServer(ThreadingHTTPServer):
         super().__init__(address, _TranslationHandler)
 
     def handle_error(self, request, client_address) -> None:
-        """Whoever goes away in the middle of a request is no trouble of ours."""
+        """Say nothing of clients that leave in the middle of a request."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

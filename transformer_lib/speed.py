@@ -40,7 +40,7 @@ from transformer_lib.objective import (
     label_smoothed_cross_entropy,
 )
 from .tokenizer import PAD
-from .training import _packed_hidden
+from .training import PRECISIONS, _native_precision, _packed_hidden
 from .transformer import Transformer, default_device
 
 # %% ../notebooks/21_speed.ipynb #10de5a30
@@ -112,6 +112,17 @@ def matmul_ceiling(
         seconds += count * min(_laps(run, rounds, device)["product"])
         operations += count * 2 * tokens * before * after
     return operations / seconds
+
+
+def _fast_bits(device: str | None = None) -> str:
+    """Which 16 bits to try: "bfloat16", or "float16" on a GPU that is fast in it alone.
+
+    Args:
+        device: As default_device says if None.
+    """
+    device = default_device(device)
+    old = device.startswith("cuda") and _native_precision(device)[0] == "float16"
+    return "float16" if old else "bfloat16"
 
 # %% ../notebooks/21_speed.ipynb #a2946582
 def _storages(values) -> list:
@@ -202,7 +213,7 @@ def _adam(model: nn.Module, form: str = "fused") -> torch.optim.Adam:
 class _Steps:
     """How an update is computed; of a given batch, each way computes the same.
 
-    All but one to the rounding of sums; bfloat16 rounds the factors of the products.
+    All but one to the rounding of sums; 16 bits round the factors of the products.
 
     Args:
         feed: Which pairs come together in a batch: "random", "length" or "packed", see
@@ -210,7 +221,7 @@ class _Steps:
         attention: "explicit" or "fused".
         loss: "all" (logits of all places), "real" (of real tokens) or "chunked".
         optimizer: "loop", "foreach" or "fused".
-        precision: "float32" or "bfloat16" (autocast).
+        precision: "float32", or "bfloat16" or "float16" (autocast).
         compiled: Whether torch.compile is asked.
     """
 
@@ -238,6 +249,13 @@ def _ladder(changes: dict[str, dict] = _LADDER) -> dict[str, _Steps]:
     for name, change in changes.items():
         steps = found[name] = replace(steps, **change)
     return found
+
+
+def _ladder_on(device: str | None = None) -> dict[str, dict]:
+    """The changes, the last of them in the 16 bits that a device is fast in."""
+    *same, _ = _LADDER
+    bits = _fast_bits(device)
+    return {name: _LADDER[name] for name in same} | {bits: {"precision": bits}}
 
 # %% ../notebooks/21_speed.ipynb #9de20638
 def _mean_loss(
@@ -307,26 +325,27 @@ def _trainer(
     Raises:
         ValueError: If there is no such optimizer or precision.
     """
-    if steps.precision not in ("float32", "bfloat16"):
-        raise ValueError(
-            f'precision={steps.precision!r} is unknown: "float32" or "bfloat16".'
-        )
+    if steps.precision not in PRECISIONS:
+        known = " or ".join(map(repr, PRECISIONS))
+        raise ValueError(f"precision={steps.precision!r}: must be {known}.")
     optimizer = _adam(model, steps.optimizer)
     for group in optimizer.param_groups:
         group["lr"] = rate
     device = next(model.parameters()).device.type
-    low = steps.precision == "bfloat16"
+    kind = PRECISIONS[steps.precision]
+    scaled = torch.amp.GradScaler(device, 2.0**10, enabled=kind == torch.float16)
     compute = torch.compile(_mean_loss) if steps.compiled else _mean_loss
 
     def update(batch):
         optimizer.zero_grad(set_to_none=True)
         with (
             _attention_as(model, steps.attention),
-            torch.autocast(device, torch.bfloat16, enabled=low),
+            torch.autocast(device, kind, enabled=kind != torch.float32),
         ):
             loss = compute(model, batch, steps.loss)
-        loss.backward()
-        optimizer.step()
+        scaled.scale(loss).backward()  # in float16; else all three leave it as it is
+        scaled.step(optimizer)
+        scaled.update()
         return loss.detach()
 
     return update
@@ -384,7 +403,7 @@ def _ratio_interval(these: list[float], those: list[float]) -> list[float]:
 # %% ../notebooks/21_speed.ipynb #167eaf21
 def climb(
     config, pairs: TokenPairs, max_tokens: int, updates: int = 2, rounds: int = 5,
-    changes: dict[str, dict] = _LADDER, device: str | None = None, seed: int = 0,
+    changes: dict[str, dict] | None = None, device: str | None = None, seed: int = 0,
 ) -> list[dict]:  # fmt: skip
     """Race the steps of the ladder; each trains a fresh model of the same size.
 
@@ -394,7 +413,7 @@ def climb(
         max_tokens: Budget of a batch.
         updates: Updates of each step in each round; fewer where an epoch has fewer.
         rounds: How many rounds count.
-        changes: The ladder: what each step changes.
+        changes: What each step changes; the ladder of the device if None.
         device: "cpu" or "cuda"; as default_device says if None.
         seed: Seed of weights and order.
 
@@ -409,7 +428,8 @@ def climb(
     if updates < 1:
         raise ValueError(f"updates={updates}: must be 1 or more.")
     contestants, tokens, flops, done = {}, {}, {}, {}
-    for name, steps in _ladder(changes).items():
+    ladder = _ladder(_ladder_on(device) if changes is None else changes)
+    for name, steps in ladder.items():
         torch.manual_seed(seed)
         model = Transformer(config).to(default_device(device))
         fed = _feed(pairs, steps.feed, max_tokens, seed=seed)
@@ -422,7 +442,7 @@ def climb(
     speed = {n: [tokens[n] / s for s in values] for n, values in seconds.items()}
     first = previous = next(iter(speed))
     lines = []
-    for name, steps in _ladder(changes).items():
+    for name, steps in ladder.items():
         line = {"step": name, "steps": asdict(steps),
                 "tokens_per_second": statistics.median(speed[name]),
                 "seconds": statistics.median(seconds[name]) / done[name],

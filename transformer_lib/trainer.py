@@ -16,6 +16,7 @@ import queue
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -65,6 +66,7 @@ from transformer_lib.training import (
     BatchLoss,
     Update,
     _compile_layers,
+    _native_precision,
     _summed_over_processes,
     update,
     validation_loss,
@@ -130,20 +132,43 @@ def train(
                           optimizer)  # fmt: skip
         trainer.schedule = schedule or trainer.schedule
         trainer.batches, trainer.callbacks = batches, callbacks
+        if rank == 0 and trainer.at.step < recipe.max_steps:
+            _warn_of_slow_bits(recipe.precision, device)
         _run_loop(trainer, max_seconds, show and rank == 0)
         _wait_for_all(world_size)
         return Run.load(run_dir, device)
 
+# %% ../notebooks/13_runs.ipynb #9ec54f25
+def _warn_of_slow_bits(precision: str, device: str | torch.device) -> None:
+    """Warn where the 16 bits of a run are not those that its GPU is fast in.
+
+    A GPU that is fast in bfloat16 is fast in float16, too.
+
+    Args:
+        precision: The run's.
+        device: Where it trains; on a CPU nothing is said.
+    """
+    if torch.device(device).type != "cuda" or precision == "float32":
+        return
+    fast, why = _native_precision(device)
+    if fast not in (precision, "bfloat16"):
+        warnings.warn(
+            f"{precision} is slow on this GPU ({why}): a new run is faster in {fast} "
+            f"(--set precision={fast}).", stacklevel=3,
+        )  # fmt: skip
+
 # %% ../notebooks/13_runs.ipynb #b98330a8
 def _ready_data(
-    recipe: Recipe, run_dir: Path, data_dir: str | Path | None = None
-) -> Prepared:
+    recipe: Recipe, run_dir: Path, data_dir: str | Path | None = None,
+    start: Tokenizer | None = None,
+) -> Prepared:  # fmt: skip
     """The token pairs of a run: prepared once, checked each time.
 
     Args:
         recipe: Says which text, and how it is cut.
         run_dir: Folder of the run. A tokenizer.model that lies there is used.
         data_dir: A folder that prepare wrote; run_dir / "data" if None.
+        start: The tokenizer of the model that the run starts from, if there is one.
 
     Raises:
         ValueError: If the folder is damaged, was prepared for other settings, or
@@ -152,9 +177,7 @@ def _ready_data(
     folder = Path(data_dir or run_dir / "data")
     own = run_dir / "tokenizer.model"
     if data_dir is None and not (folder / "data.json").exists():
-        known = Tokenizer.load(own) if own.exists() else None
-        if known is None and recipe.start_from:
-            known = load_pretrained(recipe.start_from, "cpu")[1]
+        known = Tokenizer.load(own) if own.exists() else start
         prepare(recipe.corpus, folder, recipe.vocab_size, recipe.kind,
                 recipe.max_length, known, max_words=recipe.max_words,
                 max_pairs=recipe.max_pairs, sample=recipe.sample,
@@ -583,7 +606,10 @@ def _set_up(
     if rank == 0:
         _check_folder(recipe, run_dir)
     _wait_for_all(world_size)
-    ready = _ready_data(recipe, run_dir, data_dir)
+    last, start = run_dir / "last.safetensors", None
+    if recipe.start_from and not last.exists():
+        start = load_pretrained(recipe.start_from, device)
+    ready = _ready_data(recipe, run_dir, data_dir, start and start[1])
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
     dropout_layer = _FastDropout if recipe.fast_dropout else nn.Dropout
@@ -597,9 +623,9 @@ def _set_up(
     optimizer = make_optimizer(model)
     if rank:  # each process drops other units
         torch.manual_seed(recipe.seed + 1_000_003 * rank)
-    at = load_checkpoint(run_dir / "last.safetensors", model, optimizer, rank)
-    if at is None and recipe.start_from:
-        _start_weights(model, ready.tokenizer, recipe.start_from)
+    at = load_checkpoint(last, model, optimizer, rank)
+    if at is None and start:
+        _start_weights(model, ready.tokenizer, recipe.start_from, *start[:2])
     if at and rank == 0:
         _mend_best(run_dir, at.history)
     if rank == 0:  # nothing was refused: the folder is this run's
@@ -618,13 +644,15 @@ def _set_up(
                    world_size=world_size)  # fmt: skip
 
 
-def _start_weights(model: Transformer, tokenizer: Tokenizer, start_from: str) -> None:
+def _start_weights(
+    model: Transformer, tokenizer: Tokenizer, start_from: str,
+    start: Transformer, known: Tokenizer,
+) -> None:  # fmt: skip
     """Copy the weights of a trained model into a new one.
 
     Raises:
         ValueError: If it has another vocabulary, or other sizes.
     """
-    start, known, _ = load_pretrained(start_from, model.device)
     if known.model != tokenizer.model:
         raise ValueError(
             f"the data was prepared with another vocabulary than {start_from} has; "

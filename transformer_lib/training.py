@@ -62,8 +62,12 @@ def fit(
     Returns:
         The smoothed loss of each update, in nats per target token.
 
+    Raises:
+        ValueError: If the model pads with another id than the batches.
+
     Source: Vaswani et al. 2017, section 5.
     """
+    _check_padding(model.config.pad_id)
     optimizer, losses = build_optimizer(model), []
     epochs = (batches(pairs, max_tokens, seed, epoch) for epoch in itertools.count())
     endless = itertools.chain.from_iterable(epochs)
@@ -94,7 +98,11 @@ def quick_translate(
         tokenizer: Its tokenizer.
         sentences: What to translate.
         longest: Most tokens of a translation, the start symbol counted.
+
+    Raises:
+        ValueError: If the model pads with another id than the tokenizer.
     """
+    _check_padding(model.config.pad_id)
     rows = [tokenizer.encode(sentence) + [EOS] for sentence in sentences]
     src_ids = pad(rows).to(model.device)  # (B, S)
     memory = model.eval().encode(src_ids)  # (B, S, D)
@@ -393,6 +401,9 @@ def validation_loss(model: Transformer, pairs: TokenPairs, max_tokens: int) -> f
         model: The model; evaluated without dropout, then left as it was.
         pairs: Tokenized pairs.
         max_tokens: Token budget of a batch.
+
+    Raises:
+        ValueError: If the model pads with another id than the batches.
     """
     was_training = model.training
     loss_of = BatchLoss(model.eval())

@@ -149,8 +149,15 @@ class Transformer(Embeddings):
             :class:`~transformer_lib.multihead.MultiHeadAttention`.
         dropout_layer: What makes a dropout, called with its probability.
 
+    Raises:
+        ValueError: If config is of a class with more settings than these.
+
     Source: Vaswani et al. 2017, section 3.
     """
+
+    from_pretrained: Callable  # given to it by chapter 13
+    save_pretrained: Callable  # by chapter 13
+    generate: Callable  # by chapter 14
 
     def __init__(
         self,
@@ -165,6 +172,7 @@ class Transformer(Embeddings):
         _initialize(self)
 
     def _stacks(self, **blocks) -> tuple[Encoder, Decoder]:
+        _check_own_config(self.config)
         settings = _stack_settings(self.config) | blocks
         activation = _ACTIVATIONS[self.config.activation]
         settings |= {"feed_forward": partial(FeedForward, activation=activation)}
@@ -341,6 +349,20 @@ def _check_widths(config: "TransformerConfig") -> None:
         raise ValueError(
             f"d_model={d}: sinusoidal positions pair the dimensions, so the width must "
             "be even (or take positions='learned')."
+        )
+
+# %% ../notebooks/07_transformer.ipynb #3c5e01d4
+def _check_own_config(config: "TransformerConfig") -> None:
+    """Refuse settings of a larger family: the blocks here would leave some of them out.
+
+    Raises:
+        ValueError: What was given, and what builds a model from it.
+    """
+    if type(config) is not TransformerConfig:
+        raise ValueError(
+            f"config is a {type(config).__name__}, and Transformer builds from a "
+            "TransformerConfig alone: it would pass over the other settings. Give a "
+            "FamilyConfig to transformer_lib.family.build_model instead."
         )
 
 # %% ../notebooks/07_transformer.ipynb #6264daed

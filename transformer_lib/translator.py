@@ -152,14 +152,14 @@ class Translator:
         """Translate lines as they come, in their order and in bounded memory.
 
         What is translated together is at most max_lines lines and 100,000 characters
-        (one line may be longer), and less when the input pauses: whoever types a line
-        need not wait for the next.
+        (one line may be longer), and less when the input pauses: a line that is
+        typed does not wait for the next.
 
         Args:
             lines: Any iterable of strings, such as an open file or standard input, or
                 a text with its line breaks.
             max_lines: Lines read ahead.
-            pause: Seconds without a new line after which what is there is translated.
+            pause: Seconds without a new line after which the lines read are translated.
             **settings: As for a call.
 
         Yields:

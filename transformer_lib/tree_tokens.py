@@ -21,6 +21,63 @@ import sentencepiece as spm
 from .tokenizer import _MARK, BOS, EOS, PAD, UNK, Tokenizer
 from .trees import _WORD, Tree, linearize
 
+# %% ../notebooks/26_parsing.ipynb #1fb472c0
+def _tree_pair(tree: Tree, tokenizer: Tokenizer | None = None) -> tuple[str, str]:
+    """Source and target of a clean tree, as text.
+
+    Args:
+        tree: What clean_tree gave.
+        tokenizer: The parser's: its form is the pair's; None for single brackets.
+    """
+    form = _form_of(tokenizer) if tokenizer else ""
+    if form == "slots":
+        tokens = _tree_slots(tree, _pieces_known(tokenizer))
+    else:
+        tokens = _chunks(linearize(tree)) if form == "chunks" else linearize(tree)
+    return _source_text(tree.words, tokenizer), " ".join(tokens)
+
+
+def train_tree_tokenizer(
+    trees: Sequence[Tree], vocab_size: int, form: str = ""
+) -> Tokenizer:
+    """Learn a vocabulary in which each bracket, chunk or slot is one token.
+
+    Args:
+        trees: Clean trees.
+        vocab_size: Entries, the special ones and the bytes included; with chunks and
+            slots at most so many.
+        form: "" for a token for each bracket, and subwords for the sentences; "chunks"
+            for one token for each word, rare ones by their shape, and for each chunk;
+            "slots" for two tokens for each word on either side.
+
+    Raises:
+        ValueError: If the text is too small or too varied for vocab_size.
+    """
+    texts = [_source_text(tree.words) for tree in trees]
+    letters = len(set("".join(texts)))
+    if form == "slots":
+        symbols = [_MARK + symbol for symbol in _slot_symbols(trees, vocab_size - 262)]
+        texts, vocab_size = ["a"], len(symbols) + 262  # 262: bytes and the like
+    elif form == "chunks":
+        symbols = _chunk_symbols(trees, max(0, vocab_size - 300 - letters))
+    else:
+        symbols = [_MARK + t for t in sorted(set(chain(*map(linearize, trees))))]
+    out = io.BytesIO()
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=out,
+            vocab_size=vocab_size, model_type="bpe", character_coverage=1.0,
+            byte_fallback=True, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
+            num_threads=1, minloglevel=2, user_defined_symbols=symbols,
+            hard_vocab_limit=not form,  # where all is known, fewer are enough
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise ValueError(
+            f"SentencePiece cannot make vocab_size={vocab_size} from these "
+            f"{len(trees):,} trees: {error}"
+        ) from error
+    return Tokenizer(out.getvalue())
+
 # %% ../notebooks/26_parsing.ipynb #029c2853
 _WRITTEN = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{",
            "-RCB-": "}"}  # fmt: skip
@@ -203,22 +260,7 @@ def _slot_symbols(trees: Sequence[Tree], room: int) -> list[str]:
         )
     return sorted(kept | set(common[: room - len(kept)]))
 
-# %% ../notebooks/26_parsing.ipynb #1fb472c0
-def _tree_pair(tree: Tree, tokenizer: Tokenizer | None = None) -> tuple[str, str]:
-    """Source and target of a clean tree, as text.
-
-    Args:
-        tree: What clean_tree gave.
-        tokenizer: The parser's: its form is the pair's; None for single brackets.
-    """
-    form = _form_of(tokenizer) if tokenizer else ""
-    if form == "slots":
-        tokens = _tree_slots(tree, _pieces_known(tokenizer))
-    else:
-        tokens = _chunks(linearize(tree)) if form == "chunks" else linearize(tree)
-    return _source_text(tree.words, tokenizer), " ".join(tokens)
-
-
+# %% ../notebooks/26_parsing.ipynb #1fb472c1
 _FORMS = ("", "chunks", "slots")
 
 
@@ -236,48 +278,6 @@ def _pieces_known(tokenizer: Tokenizer) -> frozenset[str]:
     piece = tokenizer.processor.id_to_piece
     every = map(piece, range(tokenizer.vocab_size))
     return frozenset(one[1:] for one in every if one[0] == _MARK)
-
-
-def train_tree_tokenizer(
-    trees: Sequence[Tree], vocab_size: int, form: str = ""
-) -> Tokenizer:
-    """Learn a vocabulary in which each bracket, chunk or slot is one token.
-
-    Args:
-        trees: Clean trees.
-        vocab_size: Entries, the special ones and the bytes included; with chunks and
-            slots at most so many.
-        form: "" for a token for each bracket, and subwords for the sentences; "chunks"
-            for one token for each word, rare ones by their shape, and for each chunk;
-            "slots" for two tokens for each word on either side.
-
-    Raises:
-        ValueError: If the text is too small or too varied for vocab_size.
-    """
-    texts = [_source_text(tree.words) for tree in trees]
-    letters = len(set("".join(texts)))
-    if form == "slots":
-        symbols = [_MARK + symbol for symbol in _slot_symbols(trees, vocab_size - 262)]
-        texts, vocab_size = ["a"], len(symbols) + 262  # 262: bytes and the like
-    elif form == "chunks":
-        symbols = _chunk_symbols(trees, max(0, vocab_size - 300 - letters))
-    else:
-        symbols = [_MARK + t for t in sorted(set(chain(*map(linearize, trees))))]
-    out = io.BytesIO()
-    try:
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts), model_writer=out,
-            vocab_size=vocab_size, model_type="bpe", character_coverage=1.0,
-            byte_fallback=True, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
-            num_threads=1, minloglevel=2, user_defined_symbols=symbols,
-            hard_vocab_limit=not form,  # where all is known, fewer are enough
-        )  # fmt: skip
-    except RuntimeError as error:
-        raise ValueError(
-            f"SentencePiece cannot make vocab_size={vocab_size} from these "
-            f"{len(trees):,} trees: {error}"
-        ) from error
-    return Tokenizer(out.getvalue())
 
 
 def _chunk_symbols(trees: Sequence[Tree], room: int) -> list[str]:

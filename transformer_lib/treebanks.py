@@ -90,7 +90,7 @@ def _load_craft(split: str) -> tuple[list[Tree], str]:
     mirror; then the archive of the release in both; then the archive's public address.
 
     Raises:
-        CorpusUnavailable: If it is nowhere to be had, or damaged.
+        CorpusUnavailable: If it is unavailable or damaged.
     """
     name = _CRAFT_SPLITS[split]
     one_file = Source(f"craft_{name}.mrg.xz", "", _CRAFT_LICENCE,
@@ -228,7 +228,7 @@ def load_trees(
 
     Raises:
         ValueError: If the name or the split is unknown.
-        CorpusUnavailable: If the treebank cannot be had.
+        CorpusUnavailable: If the treebank is unavailable.
         TreeError: If a file of it is damaged.
     """
     if name not in _TREEBANKS or split not in _WSJ_SPLITS:

@@ -107,6 +107,42 @@ def training_cost(days: float, processors: int, kind: str) -> float:
         raise ValueError(f"kind={kind!r}: must be one of {', '.join(_SUSTAINED)}.")
     return days * 86400 * processors * _SUSTAINED[kind]
 
+# %% ../notebooks/24_wmt.ipynb #2e03aa41
+def prepare_wmt(
+    pair: str,
+    folder: str | Path | None = None,
+    archives: dict | None = None,
+    archives_in: str | Path | None = None,
+    valid: Sequence[tuple[str, str]] | None = None,
+    show: bool = True,
+    **settings,
+) -> Prepared:
+    """WMT 2014 from its public archives to token files, ready for the paper's recipes.
+
+    Each step that is done is not done again: a run that is stopped goes on. The paper's
+    vocabulary sizes are used, and pairs of more than 256 tokens are left out.
+
+    Args:
+        pair: "en-de" or "en-fr".
+        folder: Where all goes; the token files are in its folder "data". "wmt14-en-de"
+            or "wmt14-en-fr" if None.
+        archives: Other archives than the paper's, by name, as in ARCHIVES.
+        archives_in: Where the archives are, or go; the cache if None.
+        valid: Pairs to validate on; newstest2013 if None.
+        show: Whether to show progress.
+        **settings: As for prepare, such as threads or sample_size.
+
+    Raises:
+        ValueError: If there is no such pair, or the folder was made otherwise.
+        CorpusUnavailable: If an archive is unavailable or damaged.
+
+    Source: Vaswani et al. 2017, section 5.1.
+    """
+    folder = Path(folder or f"wmt14-{pair}")
+    corpus = _clean_wmt(pair, folder / "text", archives, archives_in, valid, show)
+    settings = {"vocab_size": _VOCABULARY[pair], "max_length": 256} | settings
+    return prepare(corpus, folder / "data", show=show, **settings)
+
 # %% ../notebooks/24_wmt.ipynb #983b3a86
 _WMT_LICENCE = "WMT 2014, for research; cite the findings of that year's workshop"
 
@@ -209,7 +245,7 @@ def _fetch_archive(archive: _Archive, folder: str | Path | None = None) -> Path:
         Its path.
 
     Raises:
-        CorpusUnavailable: If it cannot be had, or is not what was published.
+        CorpusUnavailable: If it is unavailable, or is not what was published.
     """
     source = archive.source
     there = [Path(folder) / source.filename] if folder else (
@@ -371,7 +407,7 @@ def _clean_wmt(
 
     Raises:
         ValueError: If there is no such language pair, or the folder holds other text.
-        CorpusUnavailable: If an archive cannot be had, or is damaged.
+        CorpusUnavailable: If an archive is unavailable or damaged.
     """
     if pair not in _PAIRS:
         raise ValueError(f"pair={pair!r}: must be 'en-de' or 'en-fr'.")
@@ -408,42 +444,6 @@ def _join_parts(parts: Sequence[Path], folder: Path) -> None:
                     shutil.copyfileobj(file, out, 1 << 20)
     for part in parts:
         part.unlink(missing_ok=True)
-
-# %% ../notebooks/24_wmt.ipynb #2e03aa41
-def prepare_wmt(
-    pair: str,
-    folder: str | Path | None = None,
-    archives: dict | None = None,
-    archives_in: str | Path | None = None,
-    valid: Sequence[tuple[str, str]] | None = None,
-    show: bool = True,
-    **settings,
-) -> Prepared:
-    """WMT 2014 from its public archives to token files, ready for the paper's recipes.
-
-    Each step that is done is not done again: a run that is stopped goes on. The paper's
-    vocabulary sizes are used, and pairs of more than 256 tokens are left out.
-
-    Args:
-        pair: "en-de" or "en-fr".
-        folder: Where all goes; the token files are in its folder "data". "wmt14-en-de"
-            or "wmt14-en-fr" if None.
-        archives: Other archives than the paper's, by name, as in ARCHIVES.
-        archives_in: Where the archives are, or go; the cache if None.
-        valid: Pairs to validate on; newstest2013 if None.
-        show: Whether to show progress.
-        **settings: As for prepare, such as threads or sample_size.
-
-    Raises:
-        ValueError: If there is no such pair, or the folder was made otherwise.
-        CorpusUnavailable: If an archive cannot be had, or is damaged.
-
-    Source: Vaswani et al. 2017, section 5.1.
-    """
-    folder = Path(folder or f"wmt14-{pair}")
-    corpus = _clean_wmt(pair, folder / "text", archives, archives_in, valid, show)
-    settings = {"vocab_size": _VOCABULARY[pair], "max_length": 256} | settings
-    return prepare(corpus, folder / "data", show=show, **settings)
 
 # %% ../notebooks/24_wmt.ipynb #147fa262
 def _miniature(

@@ -67,8 +67,8 @@ def is_drawn(part) -> bool:
     """Whether a part of a cell's output is a picture or an interactive figure."""
     if list(part.findall(nodes.image)):
         return True
-    return any('class="interactive-figure"' in raw.astext()[:400]
-               for raw in part.findall(nodes.raw))  # fmt: skip
+    begins = re.compile('class="(interactive-figure|attention-view)"')
+    return any(begins.search(raw.astext()[:400]) for raw in part.findall(nodes.raw))
 
 
 # --- definitions ---------------------------------------------------------------------

@@ -3,8 +3,10 @@
     make colab                                  all chapters
     make colab CHAPTERS="12 28_family"          these
     make colab FRESH=1                          all over again
+    make colab TORCH=torch==2.9.0               another torch than Colab's
 
-An environment outside of the project gets torch and the packages of colab.txt. Each
+An environment outside of the project gets torch and the packages of colab.txt; where
+Colab's torch cannot be installed, the one that the project has, which is said. Each
 notebook then lies alone in a folder of its own, and its first cell installs what it
 needs with pip, from a git repository that holds the project's files as they are here
 and stands in for the public address. Torch and the like must still be there
@@ -31,6 +33,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = Path(__file__).with_name("colab.txt")
+TORCH = "torch==2.10.0"  # Colab's
 ADDRESS = "https://github.com/literate-transformer/literate-transformer"
 # A first cell must not replace these: they are in use, or much depends on them.
 KEPT = {"torch", "numpy", "matplotlib", "ipython", "ipykernel", "scikit-learn", "scipy"}
@@ -112,6 +115,16 @@ def nearest_python() -> str:
     return sys.executable
 
 
+def torch_here() -> str:
+    """The torch of the project's own environment; any, if there is no such thing."""
+    ask = "import importlib.metadata as m; print(m.version('torch'))"
+    try:
+        version = run([ROOT / ".venv" / "bin" / "python", "-c", ask]).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "torch"
+    return f"torch=={version.partition('+')[0]}"
+
+
 def environment(place: Path, python: str, torch: str) -> str:
     """What Colab has before the first cell; made once. Returns what it depends on."""
     version = run([python, "-c", "import sys; print(sys.version)"]).stdout
@@ -126,14 +139,22 @@ def environment(place: Path, python: str, torch: str) -> str:
     install = [uv, "pip", "install", "--python", inside] if uv else None
     install = install or [inside, "-m", "pip", "install", "--quiet"]
     unset = {k: v for k, v in os.environ.items() if k != "UV_FIND_LINKS" or v}
-    log = place / "logs" / "environment.log"
-    try:
-        run([*install, torch, "-r", VERSIONS], log, env=unset)
-    except subprocess.CalledProcessError:
-        # An older Python, say, for which some version is not there.
-        print(f"NOT Colab's versions: they cannot all be had here, says {log}")
-        names = re.findall(r"(?m)^[\w-]+(?===)", VERSIONS.read_text("utf-8"))
-        run([*install, torch, *names], log.with_name("environment-any.log"), env=unset)
+    names = re.findall(r"(?m)^[\w-]+(?===)", VERSIONS.read_text("utf-8"))
+    torches = [torch, torch_here()] if torch == TORCH else [torch]
+    # Other versions where Python is an older one, say, for which some are not there.
+    tries = [(one, rest) for rest in (["-r", VERSIONS], names) for one in torches]
+    for number, (one, rest) in enumerate(tries, start=1):
+        try:
+            log = place / "logs" / f"environment-{number}.log"
+            run([*install, one, *rest], log, env=unset)
+            break
+        except subprocess.CalledProcessError:
+            if number == len(tries):
+                raise
+    other = [f"{one}, since {torch} cannot be installed here"] if one != torch else []
+    other += ["other versions of the rest"] if rest is names else []
+    if other:
+        print(f"NOT as on Colab: {', and '.join(other)}; see {place / 'logs'}")
     stamp.write_text(key, "utf-8")
     return key
 
@@ -210,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="CHAPTER", help="by number or name")
     parser.add_argument("--python", default=nearest_python())
-    parser.add_argument("--torch", default="torch==2.10.0")
+    parser.add_argument("--torch", default=TORCH)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--fresh", action="store_true", help="run what ran before")
     asked = parser.parse_args()

@@ -13,7 +13,7 @@ if [ ! -x "$venv/bin/python" ]; then
   }
 fi
 
-# uv is several times faster than pip; where it cannot be had, pip does the same.
+# uv is several times faster than pip; where it is unavailable, pip does the same.
 [ -x "$venv/bin/uv" ] || "$venv/bin/python" -m pip install --quiet uv || true
 if [ -x "$venv/bin/uv" ]; then
   [ -n "${UV_FIND_LINKS:-}" ] || unset UV_FIND_LINKS
@@ -21,7 +21,7 @@ if [ -x "$venv/bin/uv" ]; then
   export VIRTUAL_ENV
   pip() { "$venv/bin/uv" pip "$@"; }
 else
-  echo "uv could not be had: pip does its work."
+  echo "uv is unavailable: pip does its work."
   pip() { "$venv/bin/python" -m pip "$@"; }
 fi
 

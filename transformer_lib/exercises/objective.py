@@ -8,16 +8,15 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/11_o
 __all__ = ['check_shift', 'example', 'same', 'compare', 'check_cross_entropy', 'check_smoothing', 'check_schedule', 'adam_path', 'adam_variant', 'check_adam']
 
 # %% ../../notebooks/11_objective.ipynb #6663a858
-import torch
-import torch.nn.functional as F
-
+# No torch up here: the check of the schedule runs in the page too, where there is none.
 from .check import exercise_check, expect
-from ..objective import noam_lr
 
 # %% ../../notebooks/11_objective.ipynb #b6038ad2
 @exercise_check("The decoder reads all but the last word and says all but the first.")
 def check_shift(split_target):
     """The shift, and the usual wrong ones."""
+    import torch
+
     ids = torch.tensor([[1, 7, 5, 9, 2], [1, 8, 2, 0, 0]])
     result = split_target(ids)
     expect(
@@ -52,22 +51,34 @@ def check_shift(split_target):
     expect(torch.equal(tgt_out, right), "tgt_out must be all but the first word.")
 
 # %% ../../notebooks/11_objective.ipynb #ac6fb4be
-def example() -> tuple[torch.Tensor, torch.Tensor]:
+def example() -> tuple:
     """Logits (3, 5, 8) and a target (3, 5) with padding (0)."""
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(3, 5, 8, generator=generator)
     target = torch.tensor([[3, 4, 5, 6, 2], [7, 2, 0, 0, 0], [4, 4, 2, 0, 0]])
     return logits, target
 
 
-def same(answer: object, number: torch.Tensor) -> bool:
-    """Whether the answer is that number, to four decimals."""
+def same(answer: object, number) -> bool:
+    """Whether the answer is that number, a tensor (), to four decimals."""
+    import torch
+
     answer = torch.as_tensor(answer).detach().double()
     return answer.numel() == 1 and abs(answer.item() - number.item()) < 1e-4
 
 
-def compare(answer: object, right: torch.Tensor, mistakes: dict) -> None:
-    """Name the mistake that gives this answer, or say how far it is off."""
+def compare(answer: object, right, mistakes: dict) -> None:
+    """Name the mistake that gives this answer, or say how far it is off.
+
+    Args:
+        answer: What was returned.
+        right: The loss, a tensor ().
+        mistakes: What is said of a wrong loss -> that loss, a tensor ().
+    """
+    import torch
+
     for message, wrong in mistakes.items():
         expect(not same(answer, wrong), message)
     expect(
@@ -84,6 +95,9 @@ def compare(answer: object, right: torch.Tensor, mistakes: dict) -> None:
 @exercise_check("Your loss equals torch's, with the padding left out.")
 def check_cross_entropy(cross_entropy):
     """The plain loss, and what the usual mistakes give."""
+    import torch
+    import torch.nn.functional as F
+
     logits, target = example()
     each = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")
     real = target != 0
@@ -131,6 +145,8 @@ def check_cross_entropy(cross_entropy):
 @exercise_check("Your loss equals torch's label smoothing, with the padding left out.")
 def check_smoothing(smoothed_loss):
     """The smoothed loss, and what other conventions and mistakes give."""
+    import torch.nn.functional as F
+
     logits, target = example()
     V, epsilon, real = 8, 0.2, target != 0
     log_p = logits.log_softmax(-1)
@@ -186,8 +202,10 @@ def check_schedule(schedule):
     def curve(make):
         return [make(step) for step in steps]
 
-    right = curve(lambda s: noam_lr(s, 512, 4000))
-    root = 512**-0.5
+    def paper(s, d_model=512, warmup=4000):
+        return d_model**-0.5 * min(s**-0.5, s * warmup**-1.5)
+
+    right, root = curve(paper), 512**-0.5
     mistakes = {
         "You take the larger of the two curves. The rate is the smaller one: min.":
             curve(lambda s: root * max(s**-0.5, s * 4000**-1.5)),
@@ -200,7 +218,7 @@ def check_schedule(schedule):
         "The straight line has no step in it: step * warmup ** -1.5.":
             curve(lambda s: root * min(s**-0.5, 4000**-1.5)),
         "Your steps are shifted by one: step counts from 1 already.":
-            curve(lambda s: noam_lr(s + 1, 512, 4000)),
+            curve(lambda s: paper(s + 1)),
     }  # fmt: skip
     for message, wrong in mistakes.items():
         expect(not is_close(wrong), message)
@@ -216,13 +234,15 @@ def check_schedule(schedule):
         f"{right[3]:.3e} was expected.",
     )
     expect(
-        abs(schedule(300, 128, 1000) - noam_lr(300, 128, 1000)) < 1e-9,
+        abs(schedule(300, 128, 1000) - paper(300, 128, 1000)) < 1e-9,
         "With another warmup or d_model your rate is wrong: use the arguments.",
     )
 
 # %% ../../notebooks/11_objective.ipynb #080e60a0
-def adam_path(step, steps: int = 4) -> torch.Tensor:
-    """Where a parameter goes under a step function, shape (steps, 3)."""
+def adam_path(step, steps: int = 4):
+    """Where a parameter goes under a step function, a tensor (steps, 3)."""
+    import torch
+
     grads = torch.tensor([[0.5, -2.0, 1e-9], [1.0, 0.3, 2e-9], [-0.2, 4.0, 0.0]])
     param, m, v, path = torch.zeros(3), torch.zeros(3), torch.zeros(3), []
     for t in range(1, steps + 1):
@@ -250,6 +270,8 @@ def adam_variant(
 @exercise_check("Four steps by hand, equal to torch's Adam.")
 def check_adam(step):
     """A path of four steps against torch, and what the usual mistakes give."""
+    import torch
+
     got = adam_path(step)
     mistakes = {
         "The bias correction is missing: divide m by 1 - beta_1 ** t and v by "

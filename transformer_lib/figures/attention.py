@@ -228,11 +228,13 @@ const {scores, states} = data.rows[state.query][state.d_k];
 const [divisor, entropy, gradient, ...weights] = states[state.divisor];
 const most = Math.log(weights.length), log = Math.log10(Math.max(gradient, 1e-6));
 const bars = weights.map((w, i) => {
-  const say = `Key ${i + 1}: its score ${scores[i]}, divided by ${divisor}, is `
+  const key = data.keys ? `${data.keys[i]} (key ${i + 1})` : `Key ${i + 1}`;
+  const say = `${tools.safe(key)}: its score ${scores[i]}, divided by ${divisor}, is `
     + `${(scores[i] / divisor).toFixed(2)}; its weight is ${w.toFixed(3)}.`;
   return `<div data-say="${say}"><span class="room"><span class="weight" style="height:`
     + `${100 * w}%"></span></span><b>${w.toFixed(2).replace(/^0/, "")}</b>`
-    + `<span>${scores[i]}</span></div>`;
+    + `<span>${scores[i]}</span>`
+    + (data.keys ? `<i>${tools.safe(data.keys[i])}</i>` : "") + `</div>`;
 });
 const meter = (label, share, value) => `<div class="meter"><span>${label}</span>`
   + `<span class="rail"><span style="width:${100 * share}%"></span></span>`
@@ -315,8 +317,9 @@ def softmax_figure(
 
 
 def temperature_figure(
-    query: Tensor, key: Tensor, temperatures: list[float], states: list
-) -> InteractiveFigure:
+    query: Tensor, key: Tensor, temperatures: list[float], states: list,
+    words: list[str],
+) -> InteractiveFigure:  # fmt: skip
     """A figure to turn the temperature of the softmax.
 
     Args:
@@ -325,31 +328,36 @@ def temperature_figure(
         temperatures: By which the scores are divided.
         states: For each query and each temperature: the temperature, the entropy of
             the weights in nats, the norm of the gradient, and the weights.
+        words: What each query asks for, and each key stands for.
     """
     import matplotlib.pyplot as plt
 
-    data = {"widths": [64], "divisors": ["1"] * len(temperatures), "rows": []}
+    data = {"widths": [key.shape[1]], "divisors": ["1"] * len(temperatures)}
+    data |= {"rows": [], "keys": words}
     for q, turned in zip(query, states, strict=True):
         scores = [round(score, 1) for score in (key @ q).tolist()]
         data["rows"].append([{"scores": scores, "states": turned}])
     fig, axes = plt.subplots(1, 3, figsize=(7, 2.4), sharey=True)
-    stops = [temperatures.index(t) for t in (1.0, 8.0, 64.0)]
+    wanted = 1.0, math.sqrt(key.shape[1]), 64.0
+    stops = [min(range(len(temperatures)), key=lambda i: abs(temperatures[i] - t))
+             for t in wanted]  # fmt: skip
     for ax, stop in zip(axes, stops, strict=True):
-        ax.bar(range(1, len(key) + 1), states[0][stop][3:])
-        ax.set(title=f"temperature {temperatures[stop]:g}", xlabel="key")
+        ax.bar(range(len(key)), states[0][stop][3:])
+        ax.set(title=f"temperature {temperatures[stop]:.3g}", xlabel="key")
+        ax.set_xticks(range(len(key)), words, rotation=90)
     axes[0].set_ylabel("weight")
-    names = list(range(1, len(query) + 1))
     controls = {
-        "query": {"label": "query", "choices": names, "start": 0,
-                  "spoken": [f"query {name}" for name in names]},
+        "query": {"label": "query", "choices": words, "start": 0,
+                  "spoken": [f"query of {word}" for word in words]},
         "divisor": {"label": "temperature", "steps": True, "start": stops[1],
                     "values": [float(f"{t:.3g}") for t in temperatures]},
     }  # fmt: skip
     said = "; ".join(
-        f"at temperature {temperatures[stop]:g} at most {max(states[0][stop][3:]):.2f}"
+        f"at {temperatures[stop]:.3g} at most {max(states[0][stop][3:]):.2f}"
         for stop in stops
     )
     return InteractiveFigure(
         "Softmax by temperature", data, controls, "state.d_k = 0;" + _SOFTMAX_PICTURE,
-        fig, f"Weights of ten keys for one query: {said}.", _SOFTMAX_STYLE,
+        fig, f"Weights of {len(key)} keys for the query of {words[0]}, by temperature: "
+        f"{said}.", _SOFTMAX_STYLE,
     )  # fmt: skip
