@@ -829,6 +829,49 @@ def test_a_chapter_runs_with_its_models_on_another_device(path, tmp_path, monkey
     assert used and {x.device.type for x in used} == {device}
 
 
+def untrained(names: dict) -> dict:
+    """What the tests of chapter 16 are run on, as it is before training."""
+    model = Transformer(names["config"]).to(default_device())
+    return {"runs": {"no causal mask": [model]}, "healthy": model, "say": print}
+
+
+BY_HAND = {  # cells, by words in them, that bring tensors to a model themselves
+    "14_decoding": (decoding, [
+        "asked = torch.tensor([[*", "#@title The other imports",
+        "model.generate(torch.tensor", "def source(*texts)", "so_far = []",
+        "sixteen sentences, translated together", "def cached_greedy",
+        "def forbid_end", "start = torch.tensor([[BOS]]",
+    ]),
+    "16_diagnosis": (diagnosis, [
+        "import plot_curves", "def train_some(", untrained, "def show_text(",
+        "def from_padding(",
+    ]),
+    "27_looking_inside": (looking_inside, [
+        "L, H = model.config", "and one layer by hand",
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stem", BY_HAND)
+def test_cells_that_decode_by_hand_run_on_another_device(stem, monkeypatch):
+    """Chapters 12, 20 and 28 have none: they call what is tested above."""
+    plt.switch_backend("Agg")
+    module, marks = BY_HAND[stem]
+    (path,) = (path for path in NOTEBOOKS if path.stem == stem)
+    code = [cell for cell in code_of(path) if not cell.startswith("#| export")]
+    names, threads = dict(vars(module)), torch.get_num_threads()
+    with second_device() as device:
+        monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", device)
+        for mark in marks:
+            if callable(mark):
+                names |= mark(names)
+                continue
+            (source,) = (cell for cell in code if mark in cell)
+            exec(compile(source, f"{stem}, {mark}", "exec"), names)
+            plt.close("all")
+    torch.set_num_threads(threads)
+
+
 def test_batches_that_travel_are_whole():
     batch = make_batch(token_pairs([([5, 6], [7]), ([8], [9, 10])]), range(2))
     with second_device() as device:
