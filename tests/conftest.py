@@ -61,6 +61,14 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(words, red=True, bold=True)
 
 
+@pytest.fixture(autouse=True)
+def gradients():
+    """No test leaves gradients switched off for those that come after it."""
+    yield
+    torch = sys.modules.get("torch")
+    assert torch is None or torch.is_grad_enabled()
+
+
 @pytest.fixture(scope="session")
 def found_browser():
     """The browser of this machine, or from npm, or from Playwright: book/_tools."""

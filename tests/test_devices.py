@@ -860,7 +860,7 @@ def test_cells_that_decode_by_hand_run_on_another_device(stem, monkeypatch):
     (path,) = (path for path in NOTEBOOKS if path.stem == stem)
     code = [cell for cell in code_of(path) if not cell.startswith("#| export")]
     names, threads = dict(vars(module)), torch.get_num_threads()
-    with second_device() as device:
+    with second_device() as device, torch.enable_grad():  # 27 switches gradients off
         monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", device)
         for mark in marks:
             if callable(mark):

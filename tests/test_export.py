@@ -859,10 +859,11 @@ def test_the_length_of_the_training_is_exported(tmp_path):
     for about, wanted in ({}, 128), ({"recipe": {"max_length": 9}}, 9):
         folder = _export_ctranslate2(model, tokenizer, tmp_path / "it", about=about)
         assert CTranslate2Model(folder).max_length == wanted
+    kinds = ["ctranslate2", "ctranslate2-int8"]
     folders = export_module.export_model(
-        model, tokenizer, tmp_path / "all", {"max_length": 11}
+        model, tokenizer, tmp_path / "all", {"max_length": 11}, kinds=kinds
     )
-    for kind in ("ctranslate2", "ctranslate2-int8"):
+    for kind in kinds:
         assert CTranslate2Model(folders[kind]).max_length == 11
 
 

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,9 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
         RECIPE.replace("keep_last = 0", "keep_last = 2")
     )
     recipe = Recipe.load(tmp_path / "tiny.toml", max_steps=9)
+    test = load_corpus("grammar-en-de", "test")
+    few = replace(test, pairs=test.pairs[:10])
+    monkeypatch.setattr(anchor, "load_corpus", lambda *asked: few)
     whole = anchor.run(recipe, tmp_path / "whole", "cpu")
     judged, count = anchor.valid_loss, itertools.count(1)
 

@@ -60,6 +60,7 @@ def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch):
             Path(f"{split}.{ending}").write_text(text, encoding="utf-8")
     Path("new.de").unlink()
     less = " --set max_steps=2 --set validate_every=1 --device cpu"
+    less += " --set model.d_model=32 --set model.d_ff=64 --set model.num_layers=1"
     for line in block.splitlines():
         line += {"train": less, "prepare": " --vocab-size 700"}.get(line.split()[1], "")
         subprocess.run(line, shell=True, check=True, capture_output=True, timeout=300)

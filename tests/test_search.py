@@ -41,7 +41,8 @@ QUERIES = {
     "add new tokens": "notebooks/20_fine_tuning book/glossary",
     "OPUS-MT": "notebooks/20_fine_tuning notebooks/22_export book/glossary",
     "start symbol": "notebooks/06_decoder notebooks/22_export book/glossary",
-    "Marian start symbol": "notebooks/22_export notebooks/20_fine_tuning book/glossary",
+    "Marian start symbol":
+        "notebooks/22_export notebooks/20_fine_tuning notebooks/16_diagnosis",
     "multilingual": "notebooks/20_fine_tuning",
     "small dataset": "notebooks/20_fine_tuning",
     "colab": "notebooks/13_runs book/how_to_read book/glossary",
