@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -797,6 +798,15 @@ def no_network(*_):
     raise OSError("no network in this test")
 
 
+@contextmanager
+def as_it_was():
+    """Puts back what the cells of a chapter change for the whole process."""
+    threads = torch.get_num_threads()
+    with plt.rc_context(), torch.enable_grad():
+        yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
 def test_a_chapter_runs_with_its_models_on_another_device(path, tmp_path, monkeypatch):
     """All cells but the exercises, with the text that needs no network."""
@@ -806,8 +816,8 @@ def test_a_chapter_runs_with_its_models_on_another_device(path, tmp_path, monkey
         monkeypatch.setenv(f"TRANSFORMER_LIB_{name}", str(tmp_path / name))
     monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", "")
     monkeypatch.setattr("transformer_lib.downloads._open_url", no_network)
-    threads, names = torch.get_num_threads(), {"__name__": "__main__"}
-    with second_device() as device:
+    names = {"__name__": "__main__"}
+    with second_device() as device, as_it_was():
         monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", device)
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
             source = "".join(cell["source"])
@@ -823,7 +833,6 @@ def test_a_chapter_runs_with_its_models_on_another_device(path, tmp_path, monkey
                 last.value = ast.fix_missing_locations(ast.copy_location(shown, last))
             exec(compile(tree, f"{path.stem}, cell {cell['id']}", "exec"), names)
             plt.close("all")
-    torch.set_num_threads(threads)
     used = [getattr(x, "model", x) for x in names.values()]
     used = [x for x in used if isinstance(x, torch.nn.Module)]
     assert used and {x.device.type for x in used} == {device}
@@ -859,8 +868,8 @@ def test_cells_that_decode_by_hand_run_on_another_device(stem, monkeypatch):
     module, marks = BY_HAND[stem]
     (path,) = (path for path in NOTEBOOKS if path.stem == stem)
     code = [cell for cell in code_of(path) if not cell.startswith("#| export")]
-    names, threads = dict(vars(module)), torch.get_num_threads()
-    with second_device() as device, torch.enable_grad():  # 27 switches gradients off
+    names = dict(vars(module))
+    with second_device() as device, as_it_was():
         monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", device)
         for mark in marks:
             if callable(mark):
@@ -869,7 +878,6 @@ def test_cells_that_decode_by_hand_run_on_another_device(stem, monkeypatch):
             (source,) = (cell for cell in code if mark in cell)
             exec(compile(source, f"{stem}, {mark}", "exec"), names)
             plt.close("all")
-    torch.set_num_threads(threads)
 
 
 def test_batches_that_travel_are_whole():
