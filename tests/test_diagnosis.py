@@ -376,6 +376,7 @@ def test_frequencies_are_what_the_best_constant_prediction_costs():
     [
         ([], None, "no history"),
         ([6.3], False, "Nothing was learned"),
+        ([math.nan], False, "no number after 0 good"),
         ([2.0, math.nan], False, "no number after 1 good"),
         ([6.0, 5.0], False, "still falls"),
         ([1.4, 1.4], False, "Little else"),
