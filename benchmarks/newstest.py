@@ -1,6 +1,6 @@
 """Score a trained model on newstest2014, both ways: sacreBLEU, and as the paper did.
 
-    python benchmarks/newstest.py             # the model that ships: some ten minutes
+    python benchmarks/newstest.py             # the model that ships: some minutes
     python benchmarks/newstest.py --quick     # 50 sentences, nothing is written
     python benchmarks/newstest.py --model runs/wmt14-en-de-base --averaged \\
         --out transformer_lib/evidence/wmt14-en-de-base.json  # of chapter 24

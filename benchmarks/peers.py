@@ -19,10 +19,11 @@ Each contender is a process of its own, so that its peak memory is its own, abov
 the text and the loaded packages take. A round is --updates updates of each, in turn
 forwards and backwards, and there are as many rounds as it takes until the 95 % interval
 of the ratio of ours to each contender on equal batches is within 5 % of it, or until
---max-rounds or --minutes. All contenders of a size are in memory at once, about 2 GB
-each at base size; --only takes some of them. Each round is appended to a file in --work
-when it is done, and the same command goes on from there, so rounds can be gathered in
-several quiet hours; rounds of other code or settings are not mixed with them.
+--max-rounds or --minutes. All contenders of a size are in memory at once, 2 to 3 GB
+each at base size, 6 GB with random batches; --only takes some of them. Each round is
+appended to a file in --work when it is done, and the same command goes on from there,
+so rounds can be gathered in several quiet hours; rounds of other code or settings are
+not mixed with them.
 
 Decoding: the model that ships, as our Translator runs it and as chapter 22 exports it,
 beam 4, on the same sentences of its test set; BLEU of CTranslate2's two exports on all

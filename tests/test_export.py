@@ -84,14 +84,16 @@ def other_model():
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
-    """Each model once: it, its tokenizer, and the folder of its export."""
+    """Each model once: it, its tokenizer, the folder of its export, and its graphs."""
 
     @functools.cache
     def export(name):
         loaded = load_pretrained("tatoeba-en-de")
         model, tokenizer, about = loaded if name == "shipped" else other_model()
         folder = tmp_path_factory.mktemp("export") / name
-        return model, tokenizer, _export_onnx(model, tokenizer, folder, about)
+        graphs = onnx_export._graphs_of(model)
+        _export_onnx(model, tokenizer, folder, about, graphs=graphs)
+        return model, tokenizer, folder, graphs
 
     return export
 
@@ -99,7 +101,7 @@ def exports(tmp_path_factory):
 @pytest.fixture(scope="module", params=["shipped", "other"])
 def exported(request, exports):
     """A model, its tokenizer, and the same from its export."""
-    model, tokenizer, folder = exports(request.param)
+    model, tokenizer, folder, _ = exports(request.param)
     return model, tokenizer, OnnxModel(folder)
 
 
@@ -235,8 +237,9 @@ def test_what_is_twice_is_stored_once():
 @pytest.mark.parametrize("name", ["shipped", "other"])
 def test_eight_bits_are_those_of_the_rounded_model(exports, tmp_path, name):
     """Whole numbers times scales: the weights of the rounded model and no others."""
-    model, tokenizer, exact = exports(name)
-    folder = _export_onnx(model, tokenizer, tmp_path / "small", int8=True)
+    model, tokenizer, exact, graphs = exports(name)
+    folder = _export_onnx(model, tokenizer, tmp_path / "small", int8=True,
+                          graphs=graphs)  # fmt: skip
     size, half = ((f / "weights.bin").stat().st_size for f in (folder, exact))
     matrices = [p for p in model.parameters() if p.dim() == 2]
     whole, scales = (sum(f(p) for p in matrices) for f in (torch.numel, len))

@@ -799,7 +799,9 @@ def _tokens_against_text(hypotheses: Sequence[str], references: Sequence[str]) -
 
 
 @_exhibit(
-    "two kinds of text", "tensorflow/tensor2tensor#317 NVIDIA-NeMo/Speech#5540",
+    "two kinds of text",
+    "tensorflow/tensor2tensor#317 tensorflow/tensor2tensor#458 "
+    "NVIDIA-NeMo/Speech#5540",
     "15_evaluation", _tokens_against_text,
     lambda hypotheses, references: sacre_bleu(hypotheses, references).value,
 )

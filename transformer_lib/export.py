@@ -56,13 +56,14 @@ def export_model(
         raise ValueError(f"{', '.join(sorted(unknown))}: there are {known}.")
     from transformer_lib.ctranslate2_export import _export_ctranslate2
     from transformer_lib.marian import _export_marian
-    from transformer_lib.onnx_export import _export_onnx
+    from transformer_lib.onnx_export import _export_onnx, _graphs_of
 
-    writers = {
-        "onnx": lambda to: _export_onnx(model, tokenizer, to, about),
-        "onnx-int8": lambda to: _export_onnx(model, tokenizer, to, about, int8=True),
-        "marian": lambda to: _export_marian(model, tokenizer, to),
-    }
+    graphs = functools.cache(lambda: _graphs_of(model))  # once for both of ONNX
+    writers = {"marian": lambda to: _export_marian(model, tokenizer, to)}
+    for kind, int8 in (("onnx", False), ("onnx-int8", True)):
+        writers[kind] = lambda to, int8=int8: _export_onnx(
+            model, tokenizer, to, about, int8, graphs()
+        )
     for kind, stored in (("ctranslate2", "float32"), ("ctranslate2-int8", "int8")):
         writers[kind] = functools.partial(
             _export_ctranslate2, model, tokenizer, kind=stored, about=about

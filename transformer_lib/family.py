@@ -47,7 +47,7 @@ class FamilyConfig(TransformerConfig):
             share them (multi-query attention).
         causal: Whether a model of one stack sees only the past.
         cross_attention: Whether there are two stacks, the second looking at the first.
-        rotary_base: What the slowest pair of rotary positions turns by; see rotate.
+        rotary_base: Of rotary positions: the larger, the slower they turn; see rotate.
         num_experts: Feed-forward networks of a layer; one if None.
         experts_per_token: How many of them each token goes through.
 

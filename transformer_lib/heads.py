@@ -59,7 +59,7 @@ def most_attended(
     Raises:
         ValueError: If the model pads with another id than the tokenizer.
 
-    Source: Voita et al. 2019, section 4.2 (the largest weight, the end left out).
+    Source: Voita et al. 2019, section 5.2.1 (the largest weight, the end left out).
     """
     _check_padding(model.config.pad_id)
     src = tokenizer.encode(sentence)

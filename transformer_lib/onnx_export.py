@@ -397,6 +397,7 @@ def _export_onnx(
     folder: str | Path,
     about: dict | None = None,
     int8: bool = False,
+    graphs: dict | None = None,
 ) -> Path:
     """Write a model for programs that run ONNX, with all that they need to translate.
 
@@ -410,6 +411,8 @@ def _export_onnx(
         about: The model's record, as load_pretrained gives it.
         int8: Whether matrices are stored in 8 bits, as in _rounded_to_8_bits: half the
             size, and the weights are no longer quite the model's.
+        graphs: What _graphs_of gave for this model, where it was called before; left as
+            they are.
 
     Returns:
         The folder.
@@ -422,7 +425,7 @@ def _export_onnx(
     folder = Path(folder)
     _check_export(model, tokenizer, folder, "onnx")
     model = _on_cpu(model)
-    graphs = _graphs_of(model)
+    graphs = copy.deepcopy(graphs) if graphs else _graphs_of(model)
     weights = _pack_weights(graphs, int8=int8)
     text, table = _tokenizer_data(tokenizer)
     files = {f"{name}.onnx": g.SerializeToString() for name, g in graphs.items()}
