@@ -421,7 +421,7 @@ def _repeated_mask(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 @_exhibit(
-    "somebody else's mask", "lsdefine/attention-is-all-you-need-keras#36",
+    "somebody else's mask", "lsdefine/attention-is-all-you-need-keras#28",
     "03_multihead", _repeated_mask,
     lambda q, k, mask: scaled_dot_product_attention(q, k, k, mask[:, None, None])[1],
 )

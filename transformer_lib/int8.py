@@ -21,7 +21,7 @@ class _Int8Linear(nn.Module):
     """A linear map that multiplies whole numbers: 8 bits a factor, 32 bits a sum.
 
     The weights are rounded once, the inputs at each call, each row with a scale of its
-    own: what a sentence gets does not depend on its neighbours in the batch.
+    own: what a sentence gets does not depend on its neighbors in the batch.
 
     Args:
         linear: What is rounded. Its bias stays as it is.
