@@ -18,6 +18,8 @@ TRANSFORMER_LIB_MIRROR ?= $(abspath $(wildcard ../shared/data))
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export TRANSFORMER_LIB_SCALE TRANSFORMER_LIB_MIRROR UV_FIND_LINKS
 export PYTHONUTF8 := 1
+# Modules are compiled once, not in each of the many processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 VENV   := .venv
 BIN    := $(VENV)/bin
