@@ -185,7 +185,7 @@ def _fused(
     qkv, on_cpu = (query, key, value), query.device.type == "cpu"
     low = query.dtype in (torch.bfloat16, torch.float16)
     if on_cpu and low and key.shape[-2] <= 512:
-        # With its backward pass, torch's kernel is slower there.
+        # With its backward pass, torch's kernel was slower where this was tried.
         with torch.autocast("cpu", enabled=False):
             return scaled_dot_product_attention(*qkv, mask, dropout_p)[0]
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
