@@ -3,8 +3,15 @@
 The queries are those of readers who are stuck, as they ask in public.
 """
 
+import os
+import sys
+
 import pytest
-from built import need_the_book
+from built import ROOT, need_the_book
+from sphinx.application import Sphinx
+
+sys.path.append(str(ROOT / "book" / "_ext"))
+from served import keep_index_entries  # noqa: E402
 
 need_the_book()
 
@@ -75,3 +82,25 @@ def test_a_query_leads_to_its_page(window, site, query):
     found = page.eval_on_selector_all(HITS, "all => all.map(a => a.pathname)")
     names = [path.strip("/").removesuffix(".html") for path in found[:FIRST]]
     assert set(names) & set(QUERIES[query].split()), names
+
+
+def searched(folder) -> str:
+    """What the search of a small book knows after a build."""
+    app = Sphinx(folder, None, folder / "html", folder / "trees", "html", {}, None)
+    app.connect("html-collect-pages", keep_index_entries)
+    app.build()
+    return (folder / "html/searchindex.js").read_text("utf-8")
+
+
+def test_a_build_of_one_page_gives_the_same_search(tmp_path):
+    (tmp_path / "words.rst").write_text(
+        "Words\n=====\n\n.. glossary::\n\n   beam search\n      Keeps several.\n\n"
+        ".. index:: single: search; beam\n"
+    )
+    index = tmp_path / "index.rst"
+    index.write_text("A book\n======\n\n.. toctree::\n\n   words\n")
+    whole = searched(tmp_path)
+    assert '"beam search": [[' in whole
+    later = index.stat().st_mtime + 1
+    os.utime(index, (later, later))
+    assert searched(tmp_path) == whole
