@@ -55,9 +55,9 @@ book: env library notebooks $(STAMPS)/html  ## set up, run every chapter, build 
 
 test: env check-sync lint notebooks $(STAMPS)/html  ## set up, and check everything that must hold
 	@$(BIN)/python book/_tools/browser.py || true  # what it lacks is said again at the end
-# One worker more than cores: while a browser or a process starts, a core is idle.
+# Two workers more than cores: while a browser or a process starts, a core is idle.
 	@LITERATE_BOOK=built OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-	  -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder
+	  -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 
 serve: book  ## build the book and serve it on this machine (PORT=8000)
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends it)"
