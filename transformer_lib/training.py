@@ -1,4 +1,4 @@
-"""The training loop in thirty lines, and what an update has besides: loss in chunks, 16 bits, several batches, packed rows.
+"""The training loop in twenty lines, and what an update has besides: loss in chunks, 16 bits, several batches, packed rows.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/12_training.html"""
 
