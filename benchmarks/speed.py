@@ -19,7 +19,7 @@ from kept import keep, out_file
 from training import SIZES, pairs_of, prepared
 
 from transformer_lib.runs import environment_record
-from transformer_lib.speed import _fast_bits, _ladder_on, climb, matmul_ceiling
+from transformer_lib.speed import _fast_kinds, _ladder_on, climb, matmul_ceiling
 from transformer_lib.training import PRECISIONS
 from transformer_lib.transformer import TransformerConfig
 
@@ -61,7 +61,7 @@ def main(arguments=None) -> dict:
         lines = climb(config, ready.train, asked.max_tokens, asked.updates,
                       asked.rounds, changes, asked.device)  # fmt: skip
         data = {"corpus": name, "sha256": ready.data["train"]["sha256"]}
-    kinds = {name: PRECISIONS[name] for name in ("float32", _fast_bits(asked.device))}
+    kinds = {name: PRECISIONS[name] for name in _fast_kinds(asked.device)}
     ceiling = {name: matmul_ceiling(config, asked.max_tokens, kind, asked.device)
                for name, kind in kinds.items()}  # fmt: skip
     for line in lines:

@@ -26,6 +26,7 @@ from transformer_lib.speed import (
     _LADDER,
     _adam,
     _attention_as,
+    _fast_kinds,
     _feed,
     _first_losses,
     _ladder,
@@ -154,8 +155,10 @@ def test_the_ladder_adds_up():
 def test_the_last_step_of_a_gpu_is_in_the_bits_that_it_is_fast_in(
     monkeypatch, capability, bits
 ):
-    """A T4's is float16; on a CPU it is bfloat16, as in the records."""
+    """A T4's is float16; on a CPU not slow in it bfloat16, as in the records."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    rates = {"float32": 157e9, "bfloat16": 85e9}
+    monkeypatch.setattr(speed, "_product_rates", lambda threads: rates)
     monkeypatch.setattr(speed, "default_device", lambda device: device)
     changes = _ladder_on("cuda" if capability else "cpu")
     same = list(_LADDER)[:-1]
@@ -163,6 +166,13 @@ def test_the_last_step_of_a_gpu_is_in_the_bits_that_it_is_fast_in(
     assert {name: changes[name] for name in same} == {n: _LADDER[n] for n in same}
     assert _ladder(changes)[bits].precision == bits
     assert capability == (7, 5) or changes == _LADDER
+
+
+def test_a_cpu_that_emulates_16_bits_is_not_raced_in_them(monkeypatch):
+    rates = {"float32": 42e9, "bfloat16": 5e8}
+    monkeypatch.setattr(speed, "_product_rates", lambda threads: rates)
+    assert _fast_kinds("cpu") == ["float32"]
+    assert list(_ladder_on("cpu")) == list(_LADDER)[:-1]
 
 
 def test_float16_scales_the_loss_and_skips_what_overflows(monkeypatch):
@@ -370,5 +380,5 @@ def test_benchmark_runs(tmp_path):
     out, command = tmp_path / "a.json", [sys.executable, str(path), "--quick", "--out"]
     subprocess.run([*command, str(out)], check=True, capture_output=True, timeout=300)
     record = json.loads(out.read_text("utf-8"))
-    assert [line["step"] for line in record["ladder"]] == list(_LADDER)
-    assert set(record["ceiling"]) == {"float32", "bfloat16"}
+    assert [line["step"] for line in record["ladder"]] == list(_ladder_on("cpu"))
+    assert list(record["ceiling"]) == _fast_kinds("cpu")

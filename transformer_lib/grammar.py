@@ -8,6 +8,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/08_c
 __all__ = ['grammar_pair', 'grammar_split']
 
 # %% ../notebooks/08_corpora.ipynb #51362444
+import functools
 import hashlib
 import random
 from dataclasses import dataclass
@@ -150,15 +151,20 @@ def grammar_split(split: str, size: int | None = None) -> list[tuple[str, str]]:
     Returns:
         (English, German) sentences; always the same ones for the same arguments.
     """
+    return list(_pairs_of(split, size or (20_000 if split == "train" else 500)))
+
+
+@functools.cache
+def _pairs_of(split: str, size: int) -> tuple[tuple[str, str], ...]:
+    """What grammar_split gives; made once in a process."""
     share = {"train": range(0, 90), "valid": range(90, 95), "test": range(95, 100)}
-    size = size or (20_000 if split == "train" else 500)
     rng, pairs = random.Random(f"grammar {split}"), {}
     while len(pairs) < size:
         english, german = grammar_pair(rng)
         digest = hashlib.sha256(english.encode()).digest()
         if digest[0] * 100 // 256 in share[split]:
             pairs[english] = german
-    return list(pairs.items())
+    return tuple(pairs.items())
 
 # %% ../notebooks/08_corpora.ipynb #8effecaa
 # English and German, each singular and plural; gender; person, animal or thing

@@ -40,7 +40,12 @@ from transformer_lib.objective import (
     label_smoothed_cross_entropy,
 )
 from .tokenizer import PAD
-from .training import PRECISIONS, _native_precision, _packed_hidden
+from transformer_lib.training import (
+    PRECISIONS,
+    _native_precision,
+    _packed_hidden,
+    _product_rates,
+)
 from .transformer import Transformer, default_device
 
 # %% ../notebooks/21_speed.ipynb #10de5a30
@@ -114,15 +119,25 @@ def matmul_ceiling(
     return operations / seconds
 
 
-def _fast_bits(device: str | None = None) -> str:
-    """Which 16 bits to try: "bfloat16", or "float16" on a GPU that is fast in it alone.
+def _fast_kinds(device: str | None = None) -> list[str]:
+    """The kinds of numbers that are worth a measurement: float32, and 16 bits.
 
     Args:
         device: As default_device says if None.
+
+    Returns:
+        "float32" and "bfloat16"; on a GPU that is fast in it alone "float16" in its
+        place; "float32" alone on a CPU that emulates bfloat16, at less than a tenth of
+        the speed.
     """
     device = default_device(device)
-    old = device.startswith("cuda") and _native_precision(device)[0] == "float16"
-    return "float16" if old else "bfloat16"
+    if device != "cpu":
+        old = device.startswith("cuda") and _native_precision(device)[0] == "float16"
+        return ["float32", "float16" if old else "bfloat16"]
+    rates = _product_rates(torch.get_num_threads())
+    emulated = rates["bfloat16"] < rates["float32"] / 10
+    return ["float32"] if emulated else ["float32", "bfloat16"]
+
 
 # %% ../notebooks/21_speed.ipynb #a2946582
 def _storages(values) -> list:
@@ -252,10 +267,10 @@ def _ladder(changes: dict[str, dict] = _LADDER) -> dict[str, _Steps]:
 
 
 def _ladder_on(device: str | None = None) -> dict[str, dict]:
-    """The changes, the last of them in the 16 bits that a device is fast in."""
+    """The changes, the last of them in the 16 bits that a device has, if it has any."""
     *same, _ = _LADDER
-    bits = _fast_bits(device)
-    return {name: _LADDER[name] for name in same} | {bits: {"precision": bits}}
+    bits = {kind: {"precision": kind} for kind in _fast_kinds(device)[1:]}
+    return {name: _LADDER[name] for name in same} | bits
 
 # %% ../notebooks/21_speed.ipynb #9de20638
 def _mean_loss(

@@ -49,7 +49,8 @@ def texts(asked: argparse.Namespace) -> tuple[dict, dict]:
     """The text to train and to validate with, tagged and mixed, and both test sets."""
     tests = {n: some(n, "test", asked.sentences) for n in TAGS}
     valid = {n: some(n, "valid", asked.sentences // 4) for n in TAGS}
-    held = {side for held in (tests, valid) for n in TAGS for p in held[n] for side in p}
+    held = {side for split in (tests, valid) for pairs in split.values()
+            for pair in pairs for side in pair}  # fmt: skip
     train = {n: [p for p in some(n, "train", asked.pairs) if not held & set(p)]
              for n in TAGS}  # fmt: skip
     splits = {"train": train, "valid": valid}

@@ -188,8 +188,9 @@ def check_count_parameters(count_parameters):
             4 * d: "The attention's projections have no biases here.",
             -d * d: "One of attention's four matrices is missing: there are queries, "
             "keys, values and the output projection W_O.",
-            -2 * d: "You counted one LayerNorm; a layer has two, one a sublayer.",
-            -4 * d: "The LayerNorms are missing, or have one D each too few.",
+            -2 * d: "You counted one LayerNorm, or D numbers for each: a layer has "
+            "two, one a sublayer, each with a gain and a bias.",
+            -4 * d: "The LayerNorms are missing.",
             2 * d: "You counted three LayerNorms; an encoder layer has two.",
             -(f + d): "The biases of the feed-forward network are missing: F and D.",
             -f: "The first bias of the feed-forward network (F numbers) is missing.",

@@ -57,6 +57,12 @@ def check_average(average):
         "The sum of half-precision tensors overflowed: 40,000 four times is more than "
         "float16 holds. Sum in float32.",
     )
+    ones = [{"w": torch.ones(1, dtype=torch.bfloat16)} for _ in range(512)]
+    expect(
+        average(ones)["w"] == 1,
+        "The mean of 512 ones is 1: summed in half precision, they stop growing. Sum "
+        "in float32.",
+    )
     expect(
         got.dtype == torch.float16,
         f"Half precision came in, {got.dtype} came out: give back the type that came.",
