@@ -130,9 +130,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
                         help="new pieces for French (1000)")
     parser.add_argument("--factor", type=float, default=0.3,
                         help="what the paper's learning rate is multiplied by (0.3)")
-    parser.add_argument("--warmup", type=int, default=200)
+    parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1500, help="updates (1500)")
+    parser.add_argument("--steps", type=int, default=700, help="updates (700)")
     parser.add_argument("--every", type=int, default=100,
                         help="updates between checkpoints (100)")
     parser.add_argument("--sentences", type=int, default=1000, help="of a test set")
