@@ -386,6 +386,10 @@ def as_sets(hypothesis, reference):
     return len(set(hypothesis) & set(reference)) / len(hypothesis)
 
 
+def of_distinct_words(hypothesis, reference):
+    return recall(hypothesis, reference) * len(reference) / len(set(hypothesis))
+
+
 def mean_of_sentences(hypotheses, references):
     both = zip(hypotheses, references, strict=True)
     return sum(no_clip(h, r) for h, r in both) / len(hypotheses)
@@ -410,6 +414,7 @@ def f_score(precision, recall, beta, weight):
         (check_clipped, no_clip, "clip the count"),
         (check_clipped, recall, "recall"),
         (check_clipped, as_sets, "not sets"),
+        (check_clipped, of_distinct_words, "distinct words"),
         (check_brevity, lambda c, r: min(1, math.exp(1 - c / r)), "too long"),
         (check_brevity, lambda c, r: min(1, c / r), "ratio of the lengths"),
         (check_brevity, lambda c, r: math.exp(1 - r / c), "no reward"),

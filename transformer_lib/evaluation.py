@@ -382,7 +382,7 @@ class Comparison:
         second: Score of the second.
         low: Lower bound of 95% of the samples' differences, second minus first.
         high: Upper bound.
-        p_value: How often chance alone makes a difference this large.
+        p_value: How often chance alone makes one this large, by sacreBLEU's formula.
         differences: Of the samples.
     """
 

@@ -26,7 +26,7 @@ class Translator:
     """A model and its tokenizer, for any text: as many lines out as in.
 
     A string gives a string, and a list, a file or any other iterable of lines a list. A
-    line without words gives an empty line; several sentences in a line are
+    line of spaces gives an empty line; several sentences in a line are
     translated one by one. A sentence of more than max_length tokens is cut, at commas
     where it can be, and a line that is mostly characters that the model has not learned
     is copied: both are told by a UserWarning that names the first such line.
