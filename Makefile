@@ -53,11 +53,16 @@ book: env library notebooks $(STAMPS)/html  ## set up, run every chapter, build 
 	@echo "The book is built: file://$(CURDIR)/_build/html/index.html"
 	@echo "To read it with everything working: make serve"
 
-test: env check-sync lint notebooks $(STAMPS)/html  ## set up, and check everything that must hold
+test: env check-sync lint notebooks $(STAMPS)/web  ## set up, and check everything that must hold
 	@$(BIN)/python book/_tools/browser.py || true  # what it lacks is said again at the end
-# Two workers more than cores: while a browser or a process starts, a core is idle.
-	@LITERATE_BOOK=built OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-	  -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
+# The pages take one core. Beside them the tests begin; those that read the pages wait for
+# the file $$told. Two workers more than cores: while a browser starts, a core is idle.
+	@told=$(CURDIR)/$(STAMPS)/told; rm -f $$told; \
+	{ said=failed; $(MAKE) --no-print-directory $(STAMPS)/html && said=built; \
+	  echo $$said > $$told.new; mv $$told.new $$told; } & \
+	LITERATE_BOOK=$$told OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+	  -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder; status=$$?; \
+	wait; grep -qx built $$told && exit $$status
 
 serve: book  ## build the book and serve it on this machine (PORT=8000)
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends it)"

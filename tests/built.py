@@ -1,6 +1,8 @@
 """The built book, for the tests that read it."""
 
+import functools
 import os
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -27,9 +29,21 @@ def documents():
 
 
 def need_the_book():
-    """`make test` builds the book first; pytest alone does without it."""
-    if os.environ.get("LITERATE_BOOK") != "built":
+    """`make test` builds the book; pytest alone does without it."""
+    if not os.environ.get("LITERATE_BOOK"):
         pytest.skip("the built book is checked by `make test`", allow_module_level=True)
+
+
+@functools.cache
+def wait_for_the_book():
+    """`make test` names a file that comes when the book is built, or could not be."""
+    told = os.environ.get("LITERATE_BOOK", "")
+    if "/" not in told:
+        return
+    while not os.path.exists(told):
+        time.sleep(0.5)
+    said = Path(told).read_text("utf-8").strip()
+    assert said == "built", "the pages could not be built"
 
 
 class Page(HTMLParser):

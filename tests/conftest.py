@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from built import HTML, ROOT
+from built import HTML, ROOT, wait_for_the_book
 from hypothesis import settings
 
 sys.path.append(str(ROOT / "book" / "_tools"))
@@ -28,10 +28,10 @@ MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@"
 
 
 # The files that take longest begin first, so that none of them is left to one worker in
-# the end.
+# the end; those that read the built book after some that do not, while it is built.
 LONGEST = (
-    "test_pages", "test_queue", "test_wheel", "test_export", "test_readme",
-    "test_ablations", "test_scale", "test_devices", "test_live_pages",
+    "test_queue", "test_wheel", "test_export", "test_readme", "test_ablations",
+    "test_scale", "test_devices", "test_training", "test_pages", "test_live_pages",
     "test_translator_page", "test_parsing", "test_resume", "test_trainer",
 )  # fmt: skip
 
@@ -39,6 +39,13 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Tests that read the built book wait for it."""
+    if hasattr(item.module, "HTML") or hasattr(item.module, "need_the_book"):
+        wait_for_the_book()
 
 
 def unseen(terminalreporter) -> int:

@@ -33,3 +33,21 @@ def test_every_question_is_listed_and_leads_to_its_answer():
             assert text[place:].index("<details") < text[place:].index("</details")
             answer = text[place : text.index("</details", place)]
             assert f"<strong>{number}.</strong>" in answer, (chapter, number)
+
+
+def test_what_is_folded_elsewhere_and_asked_is_found_from_here():
+    """A fold outside of "Questions" that asks: its section is linked by the page."""
+    page = (ROOT / "book" / "questions.md").read_text("utf-8")
+    asked = 0
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        heading = ""
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            lines = "".join(cell["source"]).split("\n")
+            for line in lines if cell["cell_type"] == "markdown" else ():
+                if line.startswith("#"):
+                    words = re.sub(r"[^\w\s-]", "", line.lstrip("# ").lower())
+                    heading = words.replace(" ", "-")
+                if re.search(r"<summary>[^<]*\?</summary>", line):
+                    asked += 1
+                    assert f"notebooks/{path.name}#{heading})" in page, line
+    assert asked >= 2

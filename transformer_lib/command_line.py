@@ -751,7 +751,7 @@ def _fill_parse(parser: argparse.ArgumentParser) -> None:
 def _fill_evaluate(parser: argparse.ArgumentParser) -> None:
     """Options of evaluate."""
     _add_decoding(parser)
-    _add_corpus(parser, ("test",))
+    _add_corpus(parser, ("valid", "test"))
     parser.add_argument("--split", default="test", choices=("valid", "test"))
     parser.add_argument("--json", type=_path_of, metavar="FILE",
                         help="keep the record, with every translation")

@@ -14,7 +14,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from .recipes import Recipe
 from transformer_lib.runs import (
     Run,
     _find_pretrained,
+    _newest_record,
     load_pretrained,
     read_evidence,
 )
@@ -92,7 +93,8 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
     ),
     "resumed": (
         "if the run was resumed there: were all weights, Adam's state, the step of the "
-        "schedule and the place in the text kept? If not: a lower factor, or clip = 1.",
+        "schedule and the place in the text kept? If it was not resumed there: a lower "
+        "factor, or clip = 1.",
         "13_runs",
     ),
     "shift": (
@@ -113,7 +115,8 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
         "08_corpora",
     ),
     "weights": (
-        "an earlier checkpoint. Then a lower factor, a longer warmup, or clip = 1.",
+        "an earlier checkpoint: with its weights, not_finite says which of the batches "
+        "since then did it. Then a lower factor, a longer warmup, or clip = 1.",
         "12_training",
     ),
     "clip": ("that batch alone. Then a lower factor, or clip = 1.", "12_training"),
@@ -303,14 +306,15 @@ def _known(rows: list, train: TokenPairs | None) -> float:
 
 # %% ../notebooks/16_diagnosis.ipynb #a8af01ab
 def not_finite(
-    model: nn.Module, batches: Iterable[Batch], precision: str = "float32"
-) -> Finding:
+    model: nn.Module, batches: Iterable[Batch] | dict[str, Batch],
+    precision: str = "float32",
+) -> Finding:  # fmt: skip
     """Whether weights, activations, losses and gradients are finite numbers.
 
     Args:
         model: Gives logits (B, T, V) for source ids and target ids. Its gradients are
             cleared.
-        batches: Batches to try, with their gradients.
+        batches: Batches to try, with their gradients; a dict names them.
         precision: "float32"; "bfloat16" or "float16" for autocast.
     """
     test = "all numbers are finite"
@@ -321,12 +325,14 @@ def not_finite(
     remedy = "float16" if precision == "float16" else "clip"
     largest, guilty = [0.0], []
     watch = _watch(model, largest, guilty)
+    if not isinstance(batches, dict):
+        batches = {f"batch {i}": batch for i, batch in enumerate(batches, start=1)}
     try:
-        for number, batch in enumerate(batches, start=1):
+        for name, batch in batches.items():
             loss, norm = _loss_and_gradient(model, batch, precision)
             if math.isfinite(loss) and math.isfinite(norm) and not guilty:
                 continue
-            where = f"batch {number}" + (f", first in {guilty[0]}" if guilty else "")
+            where = name + (f", first in {guilty[0]}" if guilty else "")
             if not batch.num_tokens:
                 where, remedy = where + ", whose targets are all empty", "empty targets"
             elif not (batch.src_ids != PAD).any(dim=1).all():
@@ -603,12 +609,13 @@ def batch_dependence(model: nn.Module, batch: Batch) -> Finding:
 
 # %% ../notebooks/16_diagnosis.ipynb #44b8542b
 def resumed_worse(history: Sequence[dict]) -> Finding:
-    """Whether the losses jump upward from one record to the next.
+    """Whether the losses jump upward from one record to the next, or the rate anew.
 
     Args:
-        history: Records with "step", "train_loss" and "valid_loss", oldest first.
+        history: Records with "step", "train_loss" and "valid_loss", oldest first, and
+            with "lr", the learning rate, where it is known.
     """
-    test, jumps = "the losses do not jump", []
+    test, jumps = "no jump, no second warm-up", []
     for before, after in zip(history, history[1:], strict=False):
         rise = {k: after[k] - before[k] for k in ("train_loss", "valid_loss")}
         limit = max(0.15, 0.15 * before["valid_loss"])
@@ -616,14 +623,31 @@ def resumed_worse(history: Sequence[dict]) -> Finding:
             jumps.append((rise["valid_loss"], before["step"], after["step"]))
     if len(history) < 2:
         return Finding(test, None, "There are not two records to compare.")
-    if not jumps:
-        return Finding(test, True, f"Nowhere in {len(history)} records.")
-    rise, before, after = max(jumps)
-    found = (
-        f"Between updates {before:,} and {after:,} the validation loss rose by "
-        f"{rise:.2f} nats, and the training loss with it."
-    )
-    return Finding(test, False, found, *_REMEDIES["resumed"])
+    found = []
+    if jumps:
+        rise, before, after = max(jumps)
+        found.append(
+            f"Between updates {before:,} and {after:,} the validation loss rose by "
+            f"{rise:.2f} nats, and the training loss with it."
+        )
+    if warm := _second_warmup(history):
+        found.append(warm)
+    if not found:
+        return Finding(test, True, f"Neither in {len(history)} records.")
+    return Finding(test, False, " ".join(found), *_REMEDIES["resumed"])
+
+
+def _second_warmup(history: Sequence[dict]) -> str:
+    """Where a learning rate that had fallen rises again; "" where none does."""
+    known, fallen = [record for record in history if "lr" in record], False
+    for before, after in zip(known, known[1:], strict=False):
+        if fallen and after["lr"] > 1.01 * before["lr"]:
+            return (
+                f"The learning rate had fallen, and rises again: {before['lr']:.1e} at "
+                f"update {before['step']:,}, {after['lr']:.1e} at {after['step']:,}."
+            )
+        fallen = fallen or after["lr"] < before["lr"]
+    return ""
 
 # %% ../notebooks/16_diagnosis.ipynb #4ba70b55
 def overfitting(history: Sequence[dict]) -> Finding:
@@ -693,8 +717,7 @@ def diagnose(
     found = [stuck_loss(losses, train or valid, size, train_losses), *curves]
     if (cut_alike := _same_vocabulary(run, cut)).right is False:
         return [*found, cut_alike]
-    parts = [make_batch(valid, part) for part in np.array_split(places, 4) if len(part)]
-    found += [cut_alike, not_finite(run.model, parts, run.recipe.precision)]
+    found += [cut_alike, _numbers(run, valid, train, count)]
     if found[-1].right is False:
         return found
     outputs = greedy_decode(run.model, sample.src_ids)
@@ -729,6 +752,7 @@ def _broken_weights(folder: Path) -> Finding | None:
             bad = [n for n, t in tensors.items() if not t.isfinite().all()]
             if bad:
                 said = f"{folder / name} holds NaN or infinity ({bad[0]})."
+                said += _since_when(_newest_record(folder).get("history", []))
                 remedy = _REMEDIES["weights"]
                 return Finding("all numbers are finite", False, said, *remedy)
     return None
@@ -769,3 +793,46 @@ def _score(run: Run, test: Sequence | None, count: int) -> Finding:
             for ids in run.tokenizer.encode_all(sources)]  # fmt: skip
     outputs = greedy_decode(run.model, pad(rows))
     return misread_score([run.tokenizer.decode(row) for row in outputs], references)
+
+# %% ../notebooks/16_diagnosis.ipynb #a1501e7b
+def _numbers(run: Run, valid: TokenPairs, train: TokenPairs | None, count: int):
+    """not_finite on pairs of both texts, and which pair alone is enough to fail it."""
+    tried, pairs_of = {}, {"validation": valid, "training": train}
+    for name, pairs in pairs_of.items():
+        places = [] if pairs is None else _some_pairs(pairs, count)
+        for part in np.array_split(places, -(-len(places) // 16)) if len(places) else []:
+            where = f"{len(part)} {name} pairs from {part[0]:,} to {part[-1]:,}"
+            tried[where] = pairs, part
+    # bfloat16 ends where float32 does, and is slow on many a CPU.
+    kind = "float16" if run.recipe.precision == "float16" else "float32"
+    batches = {where: make_batch(*part) for where, part in tried.items()}
+    found = not_finite(run.model, batches, kind)
+    if found.advice == _REMEDIES["weights"][0]:
+        return replace(found, found=found.found + _since_when(run.history))
+    bad = [part for where, part in tried.items() if f": {where}" in found.found]
+    for pairs, part in bad:
+        for i in part:
+            if not_finite(run.model, [make_batch(pairs, [i])], kind).right is False:
+                source = run.tokenizer.decode(pairs[i][0].tolist())
+                said = f"{found.found} Number {i:,} alone does it: {source[:50]!r}."
+                return replace(found, found=said)
+    return found
+
+
+def _some_pairs(pairs: TokenPairs, count: int) -> np.ndarray:
+    """Places of pairs to try: all, or the shortest, the longest and some between."""
+    if len(pairs) <= count:
+        return np.arange(len(pairs))
+    order, edge = np.argsort(pairs.src_lengths + pairs.tgt_lengths), max(1, count // 4)
+    between = np.linspace(0, len(pairs) - 1, max(1, count - 2 * edge)).astype(int)
+    return np.unique([*order[:edge], *order[-edge:], *between])
+
+
+def _since_when(history: Sequence[dict]) -> str:
+    """What a history says of the time at which weights were spoiled."""
+    before = 0
+    for record in history:
+        if not math.isfinite(record["train_loss"] + record["valid_loss"]):
+            return f" It happened between updates {before:,} and {record['step']:,}."
+        before = record["step"]
+    return f" The records up to update {before:,} are good." if before else ""

@@ -52,6 +52,14 @@ TIMEOUT = 900  # seconds a cell may take
 # Chapters that load, at scale full, what another chapter's run leaves behind.
 AFTER = {"15_evaluation": ["13_runs"]}
 
+# These take longest, in this order. They begin first where no times are known yet, so
+# that none of them is left to one core in the end.
+LONGEST = (
+    "13_runs", "20_fine_tuning", "14_decoding", "22_export", "12_training",
+    "18_command_line", "28_family", "26_parsing", "27_looking_inside", "00_why",
+    "16_diagnosis", "05_encoder", "07_transformer", "21_speed",
+)  # fmt: skip
+
 _lock = threading.Lock()
 
 
@@ -324,7 +332,8 @@ def stderr_of(notebook) -> list[str]:
 
 def urgency(name: str, timings: dict) -> float:
     """Seconds until the last chapter that waits for this one could be done."""
-    own = timings.get(name, {}).get("seconds", 10.0)
+    guess = 10.0 + 5 * len(LONGEST[LONGEST.index(name) :]) if name in LONGEST else 10.0
+    own = timings.get(name, {}).get("seconds", guess)
     waiting = [other for other in AFTER if name in needs_of(other)]
     return own + max((urgency(other, timings) for other in waiting), default=0.0)
 
