@@ -138,6 +138,34 @@ def test_prepare_says_what_it_left_out(at, capsys):
     assert not (at / "none").exists()
 
 
+def test_prepare_accounts_for_every_pair(at, capsys):
+    """What is neither trained nor validated on is left out, and that is said."""
+    lines = (at / "train.en").read_text("utf-8").splitlines()
+    german = (at / "train.de").read_text("utf-8").splitlines()[:20]
+    rows = [f"{line} {i}\t{german[i % 20]}\n" for i, line in enumerate(lines)]
+    (at / "shared.tsv").write_text("".join(rows), encoding="utf-8")
+    asked = ["prepare", "--train", "shared.tsv", "--vocab-size", "300"]
+    assert main([*asked, "--threads", "1", "--out", "shared"]) == 0
+    said = capsys.readouterr().out
+    wanted = (
+        r"^shared.tsv: kept ([\d,]+) of .*\nof these, (\d+) left out of train: target "
+        r"held out to validate on\n(\d+) pairs to train on and (\d+) to validate on"
+    )
+    numbers = re.match(wanted, said).groups()
+    kept, left, train, valid = (int(n.replace(",", "")) for n in numbers)
+    assert kept == len(lines) == left + train + valid and left > 100
+
+
+def test_an_empty_file_to_validate_on_is_named(at, capsys):
+    (at / "nothing").write_text("")
+    asked = ["prepare", "--train", "test.en", "test.de", "--vocab-size", "300"]
+    assert main([*asked, "--valid", "nothing", "nothing", "--out", "none"]) == 2
+    said = capsys.readouterr().err
+    assert "for the valid split: 0 were read. Give more text" in said
+    assert "nothing and nothing: kept 0 of 0 lines" in said
+    assert not (at / "none").exists()
+
+
 @pytest.mark.parametrize("words", [
     ["train", "small", "--run", ""], ["prepare", "--out", " ", "--corpus", "x"],
     ["translate", "run", "--output", ""], ["average", "run", "--out", ""],

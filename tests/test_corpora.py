@@ -635,6 +635,21 @@ def test_load_corpus_from_a_path_holds_out_by_hash(tmp_path):
         load_corpus(path, "test")
 
 
+def test_pairs_that_share_a_target_with_a_held_out_one_are_counted(tmp_path):
+    """Distinct sources, few targets: all that is not in a split is in the report."""
+    lines = "".join(f"Sentence {i}.\tSatz {i % 60}.\n" for i in range(3000))
+    path = write(tmp_path / "few.tsv", lines)
+    train, valid = load_corpus(path), load_corpus(path, "valid")
+    assert not {b for _, b in train} & {b for _, b in valid}
+    assert train.report.kept == 3000 == len(train) + len(valid) + train.report.shared
+    said = "1,072 left out of train: target held out to validate on"
+    assert str(train.report).endswith(f"kept 3,000 of 3,000 lines\nof these, {said}")
+    assert train.origin == f"few.tsv; {said}"
+    assert valid.report.shared == 0 and load_corpus(
+        {"train": path, "share": 0}
+    ).report.shared == 0  # fmt: skip
+
+
 def test_load_corpus_from_a_table(tmp_path):
     en = write(tmp_path / "a.en", "a\n\nYes.\n")
     de = write(tmp_path / "a.de", "A\nB\n" + "Ja, " * 30 + "\n")

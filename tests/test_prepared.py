@@ -119,6 +119,26 @@ def test_a_damaged_folder_is_named(harm, tmp_path):
         _load_pairs(tmp_path / "pairs")
 
 
+# A shorter header, which ends within a bracket; ",i8" and "<m8" as the type.
+@pytest.mark.parametrize("bit", [70, 172, 178])
+def test_a_header_with_one_bit_turned_round_is_named(bit, tmp_path):
+    """NumPy runs a header through Python's parser, whose errors are of other kinds."""
+    _save_pairs(some_pairs(), tmp_path / "pairs")
+    path = tmp_path / "pairs" / "src_offsets.npy"
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="pairs.*write it anew"):
+        _load_pairs(tmp_path / "pairs")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 0.5])
+def test_a_seed_that_is_none_is_refused(seed, tmp_path):
+    with pytest.raises(ValueError, match=f"seed={seed}: must be a whole number from 0"):
+        prepare("grammar-en-de", tmp_path / "data", seed=seed)
+    assert not list(tmp_path.iterdir())
+
+
 def test_offsets_beyond_32_bits_while_writing(tmp_path):
     writer, many = _PairWriter(tmp_path / "pairs", V), 2**32 - 3
     writer.add([[4, 5]], [[6]])

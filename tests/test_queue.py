@@ -307,6 +307,62 @@ def test_fine_tuning_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     assert not {s for p in rest for s in p} & {s for p in test + valid for s in p}
 
 
+def test_two_languages_gone_on_with_give_the_same(tmp_path, monkeypatch):
+    """One run whole, one stopped after a checkpoint; and what the record says."""
+    import two_languages
+
+    from transformer_lib import trainer
+
+    grammar = {split: list(load_corpus("grammar-en-de", split).pairs)
+               for split in ("train", "test")}  # fmt: skip
+    tokenizer = Tokenizer.train((t for p in grammar["train"][:400] for t in p), 340)
+    tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16}
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(340, **tiny))
+    start = model.save_pretrained(tmp_path / "start", tokenizer, half=False)
+
+    def corpus(name, split):
+        """French is German in capitals; test sentences are trained on, unless held."""
+        pairs = grammar["test"][:12] if split == "test" else grammar["train"][:300]
+        pairs = grammar["train"][300:310] if split == "valid" else pairs
+        pairs = pairs + grammar["test"][:12] if split == "train" else pairs
+        pairs = [(s, t.upper()) for s, t in pairs] if name.endswith("fr") else pairs
+        return replace(load_corpus("grammar-en-de", "test"), pairs=pairs)
+
+    monkeypatch.setattr(two_languages, "load_corpus", corpus)
+
+    def run(name):
+        words = "--factor 1 --pairs 500 --pieces 9 --steps 4 --every 2 --sentences 8 "
+        words += f"--start {start} --run-dir {tmp_path / name} --out none"
+        return two_languages.run(two_languages.arguments(words.split()))
+
+    whole = run("whole")
+    saved = trainer._validate_and_save
+
+    def stopped(*arguments):
+        saved(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "_validate_and_save", stopped)
+        run("parts")
+    parts = run("parts")
+    for record in (whole, parts):
+        record["seconds"] = record["environment"] = None
+    assert whole == parts and str(tmp_path) not in json.dumps(whole)
+    assert whole["recipe"]["vocab_size"] == 340 + 9 + 2  # pieces, and two tags
+    assert set(whole["by_tag"]) == {"de", "fr"}
+    assert set(whole["by_tag"]["fr"]) == {"<2de>", "<2fr>", "none"}
+    asked = two_languages.arguments(["--pairs", "500", "--sentences", "8", "--run-dir",
+                                     "none", "--out", "none"])  # fmt: skip
+    mixed, tests = two_languages.texts(asked)
+    assert all(source.startswith(("<2de> ", "<2fr> ")) for source, _ in mixed["train"])
+    held = {side for pairs in tests.values() for pair in pairs for side in pair}
+    bare = {side[6:] if side.startswith("<2") else side
+            for pair in mixed["train"] for side in pair}  # fmt: skip
+    assert len(held) > 20 and not held & bare
+
+
 def test_the_runs_of_fine_tuning_are_told_apart(tmp_path):
     """Each command is understood, and differs from the others in what its name says."""
     import fine_tuning

@@ -159,8 +159,9 @@ def held_out(sentence: str, share: float = 0.01) -> bool:
 
 
 def _part_of(
-    pairs: Iterable[tuple[str, str]], valid: bool, targets: set[str], share: float
-) -> Iterator[tuple[str, str]]:
+    pairs: Iterable[tuple[str, str]], valid: bool, targets: set[str], share: float,
+    report: "CleaningReport | None" = None,
+) -> Iterator[tuple[str, str]]:  # fmt: skip
     """The held-out pairs, or the others without those that share a target with them.
 
     Args:
@@ -168,11 +169,14 @@ def _part_of(
         valid: Whether the held-out pairs are wanted.
         targets: The targets of the held-out pairs.
         share: As for held_out.
+        report: Counts the pairs that share a target with a held-out one.
     """
     for source, target in pairs:
         out = held_out(source, share)
         if valid and out or not (valid or out or target in targets):
             yield source, target
+        elif report and not (valid or out):
+            report.shared += 1
 
 # %% ../notebooks/08_corpora.ipynb #e53dd60d
 _UNEVEN, _NOT_UTF8, _COLUMNS = "line without a partner", "not UTF-8", "columns"
@@ -186,10 +190,12 @@ class CleaningReport:
     Args:
         files: Their names.
         total: Lines read.
-        kept: Pairs given.
+        kept: Pairs that can be used.
         dropped: Reason -> number of lines.
         lines: Reason -> the first line numbers, counted from 1.
         show: How many line numbers are kept for each reason.
+        shared: Of the pairs kept, those left out of training because they share a
+            target with a held-out pair.
     """
 
     files: str = ""
@@ -198,6 +204,7 @@ class CleaningReport:
     dropped: dict[str, int] = field(default_factory=dict)
     lines: dict[str, list[int]] = field(default_factory=dict)
     show: int = 5
+    shared: int = 0
 
     def drop(self, reason: str, line: int) -> None:
         """Count a dropped line."""
@@ -210,10 +217,17 @@ class CleaningReport:
     def origin(self) -> str:
         """Files and what was dropped, in one line."""
         dropped = ", ".join(f"{n:,} {reason}" for reason, n in self.dropped.items())
-        return self.files + (f"; dropped {dropped}" if dropped else "")
+        dropped = f"; dropped {dropped}" if dropped else ""
+        return self.files + dropped + (f"; {self._left_out}" if self.shared else "")
+
+    @property
+    def _left_out(self) -> str:
+        return f"{self.shared:,} left out of train: target held out to validate on"
 
     def __str__(self) -> str:
         rows = [f"{self.files}: kept {self.kept:,} of {self.total:,} lines"]
+        if self.shared:
+            rows.append(f"of these, {self._left_out}")
         for reason, count in self.dropped.items():
             more = ", ..." if count > len(self.lines[reason]) else ""
             numbers = ", ".join(f"{n:,}" for n in self.lines[reason])
@@ -544,7 +558,7 @@ def _stream_files(
     if split == "train" and share:  # one more reading, to know what is held out
         again = stream_pairs(*files, report=CleaningReport(), **settings)
         targets = {target for source, target in again if held_out(source, share)}
-    return _part_of(pairs, split == "valid", targets, share)
+    return _part_of(pairs, split == "valid", targets, share, report)
 
 # %% ../notebooks/08_corpora.ipynb #725ee7e4
 _ANKI = "https://www.manythings.org/anki"

@@ -167,11 +167,14 @@ def _load_pairs(path: str | Path, mmap: bool = True) -> TokenPairs:
         arrays = {n: np.load(path / f"{n}.npy", mmap_mode=mode) for n in _ARRAYS}
         sizes = {name: len(array) for name, array in arrays.items()}
         ends = arrays["src_offsets"][-1], arrays["tgt_offsets"][-1]
-    except (OSError, EOFError, ValueError, IndexError) as error:
+        numbers = all(array.dtype.kind in "iu" for array in arrays.values())
+        fits = numbers and sizes == meta["sizes"]
+        fits = fits and ends == (sizes["src"], sizes["tgt"])
+    except Exception as error:  # NumPy runs a header through Python's own parser
         raise ValueError(
             f"{path} is not a complete folder of token pairs ({error}); write it anew."
         ) from error
-    if sizes != meta.get("sizes") or ends != (sizes["src"], sizes["tgt"]):
+    if not fits:
         raise ValueError(f"the files in {path} do not fit together; write it anew.")
     return TokenPairs(**arrays)
 
@@ -343,8 +346,11 @@ class _PairStream:
         """Where the text is from, and what cleaning left out, after a loop."""
         if self.known:
             return {"origin": self.known.origin, "licence": self.known.licence}
-        licence = _user_files(self.corpus).get("licence", "not stated (own files)")
+        files = _user_files(self.corpus)
+        licence = files.get("licence", "not stated (own files)")
         about = {"origin": self.report.origin, "licence": licence}
+        if self.split not in files:  # held out of train, which tells of all lines
+            return about
         return about | {"cleaning": str(self.report)}
 
 
@@ -624,12 +630,15 @@ def _write_data(part: Path, data: dict) -> None:
         ValueError: If no pair is left for one of the splits.
     """
     for split in ("train", "valid"):
-        data[f"{split}_pairs"] = kept = data[split]["kept"]
-        if not kept:
+        done = data[split]
+        data[f"{split}_pairs"] = done["kept"]
+        if not done["kept"]:
+            read = f"{done['read']:,} were read"
+            left = [f"{n:,} left out: {why}" for why, n in done["left_out"].items()]
             raise ValueError(
-                f"no pair is left for the {split} split: {data[split]['read']:,} were "
-                f"read, left out {data[split]['left_out']}. Give more text, or files "
-                "of their own to validate on ('valid', --valid)."
+                f"no pair is left for the {split} split: {', '.join([read, *left])}. "
+                "Give more text, or files of their own to validate on ('valid', "
+                f"--valid). {done.get('cleaning', '')}".rstrip()
             )
     first = data["train"]
     data |= {key: first[key] for key in ("origin", "licence", "sha256")}
@@ -668,9 +677,13 @@ def _input_sizes(corpus) -> dict[str, int]:
 
 
 def _check_settings(settings: dict, threads: int | None) -> None:
-    """Refuse numbers below 1, and a share that is none."""
+    """Refuse numbers below 1, a share that is none, and a seed that is none."""
     if not 0 <= settings["sample"] <= 1:
         raise ValueError(f"sample={settings['sample']}: must be from 0 to 1.")
+    if settings["seed"] not in range(2**32):  # what SentencePiece takes
+        raise ValueError(
+            f"seed={settings['seed']}: must be a whole number from 0 to {2**32 - 1:,}."
+        )
     other = ("kind", "seed", "sample")
     numbers = {k: v for k, v in settings.items() if k not in other}
     for name, value in (numbers | {"threads": threads}).items():

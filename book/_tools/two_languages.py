@@ -114,7 +114,7 @@ def run(asked: argparse.Namespace) -> dict:
         "seconds": round(done.progress.seconds),
         "decoding": "greedy, sentence by sentence, at most source + 50 tokens",
         "before": before,
-        "scores": table,
+        "by_tag": table,
         "bleu": table["fr"][TAGS["fr"]]["sacreBLEU"]["value"],
         "test_loss": table["fr"][TAGS["fr"]]["nats"],
     }  # fmt: skip
