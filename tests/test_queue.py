@@ -114,6 +114,19 @@ pathlib.Path(sys.argv[2]).write_text('{"seconds": 1, "environment": 0}')
 """
 
 
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_both_signals_end_the_runs_and_the_queue(tmp_path, kind):
+    """A run that would take a minute; the queue says that it was stopped."""
+    (tmp_path / "step.py").write_text("import time; time.sleep(60)")
+    (tmp_path / "queue.toml").write_text(CHAIN % {"script": tmp_path / "step.py"})
+    queue = start(tmp_path, "runs")
+    assert "begins" in queue.stdout.readline()
+    queue.send_signal(kind)
+    said, _ = queue.communicate(timeout=30)
+    assert "stopped after" in said and "0 of 2 runs are done" in said, said
+    assert not results(tmp_path, "runs")
+
+
 def test_a_run_waits_for_the_one_that_it_goes_on_from(tmp_path):
     """Listed before it, with two processes: it still begins after it."""
     (tmp_path / "step.py").write_text(STEP)
@@ -151,12 +164,11 @@ def test_stopped_at_random_moments_the_results_are_the_same(place):
     with tarfile.open(place / "out" / "results.tar.gz") as packed:
         names = {Path(name).name for name in packed.getnames()}
     assert {"base-0.json", "C-N2-0.json"} <= names
-    rng, kinds = random.Random(5), [signal.SIGTERM, signal.SIGINT]
-    for kind in kinds:
-        queue = start(place, "stopped", "-j", "2")
-        time.sleep(rng.uniform(4, 9))
-        queue.send_signal(kind)
-        queue.communicate(timeout=60)
+    queue = start(place, "stopped", "-j", "2")
+    time.sleep(random.Random(5).uniform(6, 9))
+    queue.send_signal(signal.SIGTERM)
+    said = queue.communicate(timeout=60)[0]
+    assert " done " not in said, said
     last = start(place, "stopped", "-j", "2")
     said = last.communicate(timeout=600)[0]
     assert last.returncode == 0, said
@@ -168,12 +180,15 @@ def test_stopped_at_random_moments_the_results_are_the_same(place):
 
 
 def test_a_run_that_fails_is_said_and_keeps_nothing(place):
-    queue = place / "queue.toml"
-    queue.write_text(queue.read_text().replace('"C-N2"', '"no-such-row"'))
+    queue, script = place / "queue.toml", place / "step.py"
+    script.write_text(STEP)
+    other = (CHAIN % {"script": script}).split("[[group]]")[2]
+    row = TABLE.replace('"base", "C-N2"', '"no-such-row"') % (place / "tiny.toml")
+    queue.write_text(f"{row}[[group]]{other}")
     done = start(place, "failed", "-j", "2")
     said = done.communicate(timeout=600)[0]
     assert done.returncode == 1 and "no-such-row-0" in said and "FAILED" in said
-    assert set(results(place, "failed")) == {"base-0.json"}
+    assert set(results(place, "failed")) == {"first.json"}
     words = place / "failed" / "words" / "test-queue.no-such-row-0.log"
     assert "rows ['no-such-row'] are unknown" in words.read_text("utf-8")
 

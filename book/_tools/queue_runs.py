@@ -176,6 +176,8 @@ class Queue:
             child = subprocess.Popen(command, env=env, cwd=self.runs, stdout=file,
                                      stderr=subprocess.STDOUT)  # fmt: skip
             self.children.add(child)
+            if self.stopping:  # said between the look at it and the start
+                child.terminate()
             status = child.wait()
             self.children.discard(child)
         minutes = (time.monotonic() - began) / 60
