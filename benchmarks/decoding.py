@@ -44,7 +44,9 @@ from transformer_lib.export import _piece_names
 from transformer_lib.int8 import to_int8
 from transformer_lib.marian import to_marian
 from transformer_lib.runs import environment_record, load_pretrained
+from transformer_lib.speed import _fast_kinds
 from transformer_lib.tokenizer import BOS, EOS, PAD
+from transformer_lib.training import PRECISIONS
 from transformer_lib.transformer import Transformer, TransformerConfig, evaluating
 from transformer_lib.translator import Translator
 
@@ -203,10 +205,10 @@ def ctranslate2_engine(case: Case, kind: str, folder: Path, threads: int):
 
 def engines(case: Case, folder: Path, given) -> dict:
     """What runs in a case, by name."""
-    bf16 = torch.bfloat16
+    bits = _fast_kinds(case.model.device.type)[1:]
     runs = {
         "ours float32": ours(case, case.model),
-        "ours bfloat16": ours(case, case.model, bf16),
+        **{f"ours {kind}": ours(case, case.model, PRECISIONS[kind]) for kind in bits},
         "Hugging Face, by length": hugging_face(case, by_length=True),
         "CTranslate2 float32": ctranslate2_engine(
             case, "float32", folder, given.threads

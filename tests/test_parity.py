@@ -32,6 +32,7 @@ from transformer_lib.decoding import beam_search, force_score, greedy_decode
 from transformer_lib.grammar import grammar_split
 from transformer_lib.marian import to_marian
 from transformer_lib.runs import load_pretrained
+from transformer_lib.speed import _fast_kinds
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import TransformerConfig, torch_twin
 
@@ -251,8 +252,8 @@ def test_benchmark_runs(benchmark, tmp_path, capsys):
     names = {"Hugging Face, by length", "Hugging Face, as fed", "CTranslate2 float32"}
     for name in names:
         assert case[name]["as_ours"] >= 6, name  # their penalties are others
-    assert case.keys() == names | {"ours float32", "ours bfloat16", "ours int8",
-                                   "CTranslate2 int8"}  # fmt: skip
+    ours = {f"ours {kind}" for kind in (*_fast_kinds("cpu"), "int8")}
+    assert case.keys() == names | ours | {"CTranslate2 int8"}
     lengths = {row["tokens"] for row in results["tiny, batch 2"]["engines"].values()}
     assert lengths == {4 * 7}  # all write as many: 6 and the end
     assert record["data_sha256"] and record["environment"]["versions"]

@@ -333,7 +333,7 @@ def test_memory_does_not_grow_with_the_length_of_a_run(train, tmp_path, monkeypa
 
     monkeypatch.setattr(trainer, "_validate_and_save", counted)
     tracemalloc.start()
-    train(tiny(max_steps=180, validate_every=15), tmp_path)
+    train(tiny(max_steps=105, validate_every=15), tmp_path)
     tracemalloc.stop()
     (tensors, before), *_, (later, after) = seen[-5:]
     assert later <= tensors and after - before < 60 * 500, seen

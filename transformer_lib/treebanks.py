@@ -8,6 +8,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/26_p
 __all__ = ['Treebank', 'load_trees']
 
 # %% ../notebooks/26_parsing.ipynb #9cce60fb
+import functools
 import hashlib
 import os
 import random
@@ -197,7 +198,8 @@ def _toy_brackets(rng: random.Random, symbol: str = "S") -> str:
     return f"({label} {' '.join(parts)})"
 
 
-def _load_toy(split: str) -> tuple[list[Tree], str]:
+@functools.cache
+def _load_toy(split: str) -> tuple[tuple[Tree, ...], str]:
     """Distinct trees of the little grammar; the splits share no sentence."""
     size = {"train": 4000, "valid": 150, "test": 300}[split]
     rng, found = random.Random(f"toy {split}"), {}
@@ -207,7 +209,7 @@ def _load_toy(split: str) -> tuple[list[Tree], str]:
         digest = hashlib.sha256(" ".join(tree.words).encode()).digest()[0]
         if ("valid" if digest < 8 else "test" if digest < 24 else "train") == split:
             found[text] = tree
-    return list(found.values()), "made by the embedded grammar"
+    return tuple(found.values()), "made by the embedded grammar"
 
 # %% ../notebooks/26_parsing.ipynb #b16e7cde
 _TREEBANKS = ("toy", "craft", "wsj")
