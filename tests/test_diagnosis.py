@@ -41,14 +41,14 @@ from transformer_lib.grammar import grammar_split
 from transformer_lib.multihead import use_attention
 from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run
+from transformer_lib.runs import Run, load_pretrained, read_evidence
 from transformer_lib.trainer import train
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).parents[1]
 LOSS, LEAK, SOURCE = "the loss falls", "no answer is seen", "it reads its source"
 WRITES, SHAPE, SCORE = "it writes as", "the shape of text", "the score is"
-NUMBERS, BATCH, JUMPS = "numbers are finite", "on its batch", "do not jump"
+NUMBERS, BATCH, JUMPS = "numbers are finite", "on its batch", "no jump"
 NEW, VOCABULARY = "holds for new text", "one vocabulary"
 
 
@@ -137,6 +137,11 @@ def test_a_run_in_two_parts_with_other_settings_is_not_accused(place):
 def test_the_model_that_ships_is_not_accused():
     findings = diagnose("tatoeba-en-de", device="cpu")
     assert not wrong(findings)
+    record = read_evidence(load_pretrained("tatoeba-en-de", "cpu")[2]["recipe"]["name"])
+    last, least = (pick([r["valid_loss"] for r in record["history"]])
+                   for pick in (lambda losses: losses[-1], min))  # fmt: skip
+    assert f"It ends at {last:.2f} nats" in named(findings, LOSS).found
+    assert f"with {least:.2f} nats" in named(findings, NEW).found
     for test in (JUMPS, NEW):
         assert named(findings, test).right
     try:
@@ -258,6 +263,54 @@ def text_of_another_vocabulary(place, healthy):
     return folder
 
 
+def rescaled(place, healthy, **changes):
+    """The healthy run with some of its best weights multiplied."""
+    folder = place / "run"
+    shutil.copytree(healthy, folder)
+    tensors, record = _load_tensors(folder / "best.safetensors")
+    for name, factor in changes.items():
+        tensors[name.replace("__", ".")] *= factor
+    _save_tensors(folder / "best.safetensors", tensors, record)
+    return folder
+
+
+def numbers_too_large_for_float32(place, healthy):
+    layer = "encoder__layers__0__feed_forward__"
+    changes = {f"{layer}w_1__weight": 1e38, f"{layer}w_1__bias": 1e38}
+    return rescaled(place, healthy, **changes)
+
+
+def a_word_too_large_in_the_training_text(place, healthy):
+    """One piece that no validation pair has, in the longest pair to train on."""
+    (a, b), *others = TEXT
+    text = [(f"{a} {a} {a} xyz", f"{b} {b} {b}"), *others]
+    folder = made(place, text, max_steps=10, model={"tie_embeddings": False})
+    run = Run.load(folder, "cpu")
+    tensors, record = _load_tensors(folder / "best.safetensors")
+    valid = Prepared.load(folder / "data").valid
+    used = {int(i) for row in range(len(valid)) for i in valid[row][0]}
+    piece = next(i for i in run.tokenizer.encode("xyz") if i not in used)
+    tensors["src_embedding.weight"][piece] = 1e38
+    _save_tensors(folder / "best.safetensors", tensors, record)
+    return folder
+
+
+def records_that_are_no_numbers(place, healthy):
+    """As where training went on after a NaN: its best weights are good."""
+    folder = place / "run"
+    shutil.copytree(healthy, folder)
+    tensors, record = _load_tensors(folder / "last.safetensors")
+    for row in record["history"][2:]:
+        row["train_loss"] = row["valid_loss"] = math.nan
+    _save_tensors(folder / "last.safetensors", tensors, record)
+    return folder
+
+
+def one_target_for_all(place, healthy):
+    same = [(source, TEXT[0][1]) for source, _ in TEXT]
+    return made(place, same, start_from=str(healthy), max_steps=40, validate_every=20)
+
+
 SPOILED = [
     (rate_near_zero, LOSS, "Nothing was learned"),
     (rate_too_high, LOSS, "Little else was learned"),
@@ -275,6 +328,13 @@ SPOILED = [
     (resumed_without_its_decoder, JUMPS, "Between updates 300 and 350"),
     (weights_that_are_no_numbers, NUMBERS, "best.safetensors"),
     (numbers_too_large_for_float16, NUMBERS, "feed_forward.w_1"),
+    (numbers_too_large_for_float32, NUMBERS, "feed_forward.w_1"),
+    (a_word_too_large_in_the_training_text, NUMBERS, "alone does it"),
+    (records_that_are_no_numbers, LOSS, "no number"),
+    (decoder_reads_what_it_is_to_say, SHAPE, "is one token"),
+    (rate_too_high, SHAPE, "is one token"),
+    (stopped_at_once, SHAPE, "are empty"),
+    (one_target_for_all, SHAPE, "writes the same"),
     (text_of_another_vocabulary, VOCABULARY, "its ids mean other pieces"),
 ]
 
@@ -282,6 +342,8 @@ SPOILED = [
 # Here another symptom comes before the one that is looked for.
 LATER = {
     targets_cut_in_half: "the loss of whole targets rises",
+    one_target_for_all: "the loss of other targets rises",
+    a_word_too_large_in_the_training_text: "ten updates, whose loss still falls",
     validated_on_training_text: "ten updates, whose loss still falls",
     one_file_given_twice: "ten updates, whose loss still falls",
     target_beside_the_source: "ten updates, whose loss still falls",
@@ -558,6 +620,22 @@ def test_a_history_that_jumps_and_one_that_overfits():
     assert overfitting(rote).right is False and resumed_worse(rote).right
     for test in (overfitting, resumed_worse):
         assert test(falls[:1]).right is None
+
+
+def test_a_second_warm_up_is_seen():
+    """A rate that had fallen rises again; one that only rises, or falls, does not."""
+    rows = [{"step": 10 * i, "train_loss": 3 / i, "valid_loss": 3 / i}
+            for i in range(1, 7)]  # fmt: skip
+
+    def with_rates(rates):
+        both = zip(rows, rates, strict=True)
+        return resumed_worse([row | {"lr": lr} for row, lr in both])
+
+    assert with_rates([1, 2, 3, 4, 5, 6]).right  # still in its warm-up
+    assert with_rates([1, 2, 3, 2.8, 2.5, 2.5]).right and resumed_worse(rows).right
+    found = with_rates([1, 3, 2.5, 0.5, 1, 1.5])
+    assert found.right is False and "rises again: 5.0e-01 at update 40" in found.found
+    assert "the step of the schedule" in found.advice
 
 
 def test_misread_scores_say_what_helps():

@@ -555,6 +555,30 @@ def _path_of(text: str) -> Path:
     return Path(text)
 
 
+def _count_of(text: str) -> int:
+    """A number of things, of which there must be one.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none, or below 1.
+    """
+    with contextlib.suppress(ValueError):
+        if (count := int(text)) > 0:
+            return count
+    raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
+
+
+def _minutes_of(text: str) -> float:
+    """A time that can run out.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is no number above 0.
+    """
+    with contextlib.suppress(ValueError):
+        if (minutes := float(text)) > 0:
+            return minutes
+    raise argparse.ArgumentTypeError(f"{text}: must be a number of minutes, above 0")
+
+
 def _add_corpus(parser: argparse.ArgumentParser, splits: Iterable[str]) -> None:
     """Options that name a text: a known corpus, or files."""
     parser.add_argument("--corpus", metavar="NAME",
@@ -663,7 +687,8 @@ def _fill_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="replace a setting of the recipe; can be repeated")
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
-    parser.add_argument("--max-minutes", type=float, default=math.inf, metavar="M",
+    parser.add_argument("--max-minutes", type=_minutes_of, metavar="M",
+                        default=math.inf,
                         help="stop after this time; run again to go on")
 
 # %% ../notebooks/18_command_line.ipynb #9694b2aa
@@ -763,7 +788,7 @@ def _fill_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=_path_of, metavar="FOLDER",
                         help="what prepare wrote (RUN/data, or the run's corpus)")
     _add_corpus(parser, ("test",))
-    parser.add_argument("--sentences", type=int, default=64, metavar="N",
+    parser.add_argument("--sentences", type=_count_of, default=64, metavar="N",
                         help="pairs that are looked at (64)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
 

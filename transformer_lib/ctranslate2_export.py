@@ -165,7 +165,9 @@ class CTranslate2Model:
         folder: What _export_ctranslate2 wrote.
         threads: Threads of one translation, at most 256.
         kind: How it computes; as the weights are stored, if "default".
-        device: "cpu", which it is made for, or "cuda".
+        device: "cpu" or "cuda". Not CUDA by default where there is one: CTranslate2
+            looks for libraries of CUDA that torch need not bring (cuBLAS 12 for its
+            4.8), and misses them only when it translates.
 
     Raises:
         ValueError: If it is no export, or threads is out of bounds.

@@ -738,8 +738,8 @@ def _open_run(folder: Path, device: str | None) -> Run:
         return Run.load(folder, device)
     model, tokenizer, about = load_pretrained(folder, device)
     history = []
-    if folder.parent.name == "pretrained":  # it ships, and so does its record
-        history = read_evidence(folder.name)["history"]
+    if folder.parent.name == "pretrained":  # it ships, and so does its run's record
+        history = read_evidence(about["recipe"]["name"])["history"]
     recipe, at = Recipe.of(about["recipe"]), Progress(history=history)
     return Run(recipe, model, tokenizer, at, about["data"], about["environment"])
 
@@ -800,7 +800,8 @@ def _numbers(run: Run, valid: TokenPairs, train: TokenPairs | None, count: int):
     tried, pairs_of = {}, {"validation": valid, "training": train}
     for name, pairs in pairs_of.items():
         places = [] if pairs is None else _some_pairs(pairs, count)
-        for part in np.array_split(places, -(-len(places) // 16)) if len(places) else []:
+        parts = np.array_split(places, max(1, -(-len(places) // 16)))
+        for part in filter(len, parts):
             where = f"{len(part)} {name} pairs from {part[0]:,} to {part[-1]:,}"
             tried[where] = pairs, part
     # bfloat16 ends where float32 does, and is slow on many a CPU.

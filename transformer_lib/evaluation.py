@@ -442,6 +442,9 @@ def perplexity(model: Transformer, pairs: TokenPairs, max_tokens: int = 4096) ->
         pairs: Tokenized pairs.
         max_tokens: Token budget of a batch.
 
+    Returns:
+        The perplexity; NaN where validation_loss is.
+
     Source: Vaswani et al. 2017, Table 3 (there per word piece, as here).
     """
     return math.exp(validation_loss(model, pairs, max_tokens))

@@ -25,7 +25,7 @@ from .decoding import _NEVER_SAID, Hypothesis, output_limits, search
 from .export import _check_export, _check_threads, _on_cpu, _quietly
 from .files import whole_file
 from .positions import LearnedPositions, frequencies
-from .prepared import _put_back, whole_folder
+from .prepared import _data_checksum, _put_back, whole_folder
 from .speed import _quantize_rows
 from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from .transformer import Transformer, evaluating
@@ -436,7 +436,7 @@ def _export_onnx(
 
 # %% ../notebooks/22_export.ipynb #455ab495
 def _write_folder(folder: Path, files: dict[str, bytes], manifest: dict) -> None:
-    """Write files and manifest, all of them or none.
+    """Write files and manifest, with its own checksum in it, all of them or none.
 
     Raises:
         OSError: If they cannot be written; what was there before is still there.
@@ -445,7 +445,8 @@ def _write_folder(folder: Path, files: dict[str, bytes], manifest: dict) -> None
         for name, content in files.items():
             with whole_file(aside / name) as file:
                 file.write(content)
-        _write_json(aside / "manifest.json", manifest)
+        whole = manifest | {"checksum": _data_checksum(manifest)}
+        _write_json(aside / "manifest.json", whole)
 
 # %% ../notebooks/22_export.ipynb #8ba346a1
 class _OnnxSteps:
@@ -533,6 +534,7 @@ class OnnxModel:
             ValueError: If there is no such setting, one is not allowed, or the source
                 is longer than the learned positions.
         """
+        src_ids = src_ids.cpu()  # where ONNX Runtime computes
         how = self.manifest["decoding"] | changes
         if unknown := changes.keys() - {"beam_size", "alpha", "max_extra"}:
             raise ValueError(
@@ -558,10 +560,10 @@ class OnnxModel:
 
 # %% ../notebooks/22_export.ipynb #5d3cfb3f
 def _read_manifest(folder: Path) -> dict:
-    """The manifest of an export, once all its files are found whole.
+    """The manifest of an export, once it and all its files are found whole.
 
     Raises:
-        ValueError: If there is none, or a file is missing or damaged.
+        ValueError: If there is none, or it or a file is missing or damaged.
     """
     folder = _put_back(folder)
     try:
@@ -573,6 +575,11 @@ def _read_manifest(folder: Path) -> dict:
             f"{folder} has no manifest.json of an export to ONNX: give the folder of "
             "an export."
         ) from error
+    if manifest.get("checksum") != _data_checksum(manifest):
+        raise ValueError(
+            f"{folder / 'manifest.json'} is damaged, or of an earlier version: its "
+            "content does not fit its checksum. Export or fetch it again."
+        )
     for name, known in files:
         path = folder / name
         content = path.read_bytes() if path.is_file() else b""

@@ -680,10 +680,9 @@ def _check_settings(settings: dict, threads: int | None) -> None:
     """Refuse numbers below 1, a share that is none, and a seed that is none."""
     if not 0 <= settings["sample"] <= 1:
         raise ValueError(f"sample={settings['sample']}: must be from 0 to 1.")
-    if settings["seed"] not in range(2**32):  # what SentencePiece takes
-        raise ValueError(
-            f"seed={settings['seed']}: must be a whole number from 0 to {2**32 - 1:,}."
-        )
+    seed, most = settings["seed"], 2**32 - 1  # SentencePiece's
+    if not 0 <= seed <= most or seed != int(seed):
+        raise ValueError(f"seed={seed}: must be a whole number from 0 to {most:,}.")
     other = ("kind", "seed", "sample")
     numbers = {k: v for k, v in settings.items() if k not in other}
     for name, value in (numbers | {"threads": threads}).items():

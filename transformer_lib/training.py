@@ -88,20 +88,26 @@ def fit(
 # %% ../notebooks/12_training.ipynb #cc410746
 @torch.inference_mode()
 def quick_translate(
-    model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str],
+    model: Transformer, tokenizer: Tokenizer, sentences: str | Sequence[str],
     longest: int = 40,
-) -> list[str]:  # fmt: skip
+) -> str | list[str]:  # fmt: skip
     """Translate by taking the most probable token, again and again.
 
     Args:
         model: A model; it is put into evaluation mode.
         tokenizer: Its tokenizer.
-        sentences: What to translate.
+        sentences: What to translate: one sentence, or several.
         longest: Most tokens of a translation, the start symbol counted.
+
+    Returns:
+        For a sentence its translation, for several a list of theirs.
 
     Raises:
         ValueError: If the model pads with another id than the tokenizer.
+        FloatingPointError: If the model's logits are NaN or infinite.
     """
+    if isinstance(sentences, str):
+        return quick_translate(model, tokenizer, [sentences], longest)[0]
     _check_padding(model.config.pad_id)
     rows = [tokenizer.encode(sentence) + [EOS] for sentence in sentences]
     src_ids = pad(rows).to(model.device)  # (B, S)
@@ -109,7 +115,13 @@ def quick_translate(
     ids = torch.full((len(rows), 1), BOS, device=model.device)  # (B, 1)
     while ids.shape[1] < longest and not (ids == EOS).any(dim=1).all():
         hidden = model.decode(ids, memory, src_ids)[:, -1]  # (B, D)
-        best = model.project(hidden).argmax(dim=-1)  # (B,)
+        logits = model.project(hidden)  # (B, V)
+        if not logits.isfinite().all():
+            raise FloatingPointError(
+                "the model's logits are NaN or infinite: its weights are damaged, or "
+                "its training diverged."
+            )
+        best = logits.argmax(dim=-1)  # (B,)
         ids = torch.cat([ids, best[:, None]], dim=1)  # (B, T + 1)
     ended = ((ids == EOS).cumsum(dim=1) > 0).tolist()
     kept = [
@@ -199,12 +211,13 @@ def update(
             by after it: a power of two, for float16.
 
     Raises:
-        ValueError: If lr is not a number of at least 0, or precision is unknown.
+        ValueError: If lr or clip is not a number of at least 0, scale is not one above
+            0, or precision is unknown.
 
     Source: Vaswani et al. 2017, sections 5.1, 5.3 and 5.4; Micikevicius et al. 2018
         for the scale.
     """
-    _check_update(lr, precision)
+    _check_update(lr, precision, clip, scale)
     for parameters in optimizer.param_groups:
         parameters["lr"] = lr
     optimizer.zero_grad(set_to_none=True)
@@ -265,14 +278,18 @@ PRECISIONS = {
 }  # fmt: skip
 
 
-def _check_update(lr: float, precision: str) -> None:
-    """Refuse a learning rate that is no rate, and an unknown precision.
+def _check_update(lr: float, precision: str, clip: float, scale: float) -> None:
+    """Refuse numbers with which no update can be made, and an unknown precision.
 
     Raises:
         ValueError: What was given and what is allowed.
     """
     if not 0 <= lr < math.inf:
         raise ValueError(f"lr={lr}: a learning rate is a number of at least 0.")
+    if not clip >= 0:
+        raise ValueError(f"clip={clip}: must be a number of at least 0; 0: no limit.")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale={scale}: must be a number above 0.")
     if precision not in PRECISIONS:
         known = " or ".join(map(repr, PRECISIONS))
         raise ValueError(f"precision={precision!r}: must be {known}.")
@@ -404,6 +421,10 @@ def validation_loss(model: Transformer, pairs: TokenPairs, max_tokens: int) -> f
         model: The model; evaluated without dropout, then left as it was.
         pairs: Tokenized pairs.
         max_tokens: Token budget of a batch.
+
+    Returns:
+        The loss; NaN, and no error, where the model's weights give no numbers, since a
+        run that diverges has to record that.
 
     Raises:
         ValueError: If the model pads with another id than the batches.
