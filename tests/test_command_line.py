@@ -156,6 +156,18 @@ def test_prepare_accounts_for_every_pair(at, capsys):
     assert kept == len(lines) == left + train + valid and left > 100
 
 
+@pytest.mark.parametrize(("asked", "said"), [
+    (["diagnose", "m", "--sentences", "0"], "0: must be a whole number, at least 1"),
+    (["diagnose", "m", "--sentences", "-5"], "-5: must be a whole number, at least 1"),
+    (["train", "small", "--run", "r", "--max-minutes", "nan"],
+     "nan: must be a number of minutes, above 0"),
+])  # fmt: skip
+def test_numbers_that_make_no_sense_are_refused(asked, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(asked)
+    assert said in capsys.readouterr().err
+
+
 def test_an_empty_file_to_validate_on_is_named(at, capsys):
     (at / "nothing").write_text("")
     asked = ["prepare", "--train", "test.en", "test.de", "--vocab-size", "320"]
@@ -320,6 +332,8 @@ def test_translate_answers_before_the_input_ends(at):
 
 
 WRONG = {
+    "a seed that is none": (["prepare", "--train", "train.en", "train.de", "--seed",
+                             "-1", "--out", "o"], "seed=-1: must be a whole number"),
     "no such recipe": (["train", "enormous", "--run", "r"], "no recipe 'enormous'"),
     "no such model": (["translate", "nothing"], "nothing"),
     "no such corpus": (["prepare", "--corpus", "klingon", "--out", "o"], "klingon"),

@@ -522,7 +522,7 @@ PARTS = {  # public layers that stay where their model is: a case that goes thro
 ELSEWHERE = {  # public classes that take tensors or models and need no case, and why
     "BatchLoss": "update and validation_loss bring it batches of the model's device",
     "Batch Packed": "their .to, below",
-    "OnnxModel": "ONNX Runtime computes, on the CPU",
+    "OnnxModel": "ONNX Runtime computes, on the CPU: in test_export",
     "AttentionMaps": "a result, on the CPU",
     "Run": "train and Run.load, below",
     "Recipe Tokenizer": "settings and ids, no tensors",

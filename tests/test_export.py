@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import struct
 import warnings
 
@@ -12,6 +13,7 @@ import onnx
 import pytest
 import sentencepiece as spm
 import torch
+from elsewhere import second_device
 from engines import ODD, exact_engine, int8_engine, sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -272,6 +274,31 @@ def test_files_are_valid_and_name_no_place(folder):
     for path in folder.iterdir():
         content = path.read_bytes()
         assert b".py" not in content and b"site-packages" not in content, path.name
+
+
+def test_any_bit_of_the_manifest_counts(folder, tmp_path):
+    """Also those of settings that no file holds, such as alpha."""
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    path, rng = broken / "manifest.json", np.random.default_rng(0)
+    whole = path.read_bytes()
+    alpha = 8 * whole.index(b"0.6", whole.index(b'"alpha"')) + 18  # 6 becomes 2
+    for bit in [alpha, *rng.integers(0, 8 * len(whole), 60)]:
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="manifest|missing"):
+            OnnxModel(broken)
+    path.write_bytes(whole)
+    OnnxModel(broken)
+
+
+def test_ids_may_come_from_another_device(folder):
+    model = OnnxModel(folder)
+    src_ids = torch.tensor([[5, 6, 7, EOS]])
+    wanted = model.beam_search(src_ids, beam_size=2)
+    with second_device() as device:
+        assert model.beam_search(src_ids.to(device), beam_size=2) == wanted
 
 
 def test_manifest_says_what_the_files_are(folder):

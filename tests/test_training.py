@@ -128,6 +128,26 @@ def test_a_rate_that_is_none_is_refused(model, pairs, rate):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("clip", -1.0), ("clip", math.nan), ("scale", 0.0), ("scale", math.nan),
+    ("scale", math.inf),
+])  # fmt: skip
+def test_a_limit_or_scale_that_is_none_is_refused(model, pairs, name, value):
+    optimizer, group = build_optimizer(model), [make_batch(pairs, range(3))]
+    with pytest.raises(ValueError, match=f"{name}={value}: must be a number"):
+        update(model, optimizer, group, 1e-3, 0.1, **{name: value})
+
+
+def test_quick_translate_takes_one_sentence_and_refuses_no_numbers(model, pairs):
+    text = FEW["train"][0][0]
+    tokenizer = Tokenizer.train((side for pair in FEW["train"] for side in pair), 340)
+    alone, (among,) = (quick_translate(model, tokenizer, x) for x in (text, [text]))
+    assert isinstance(alone, str) and alone == among
+    model.decoder.layers[0].feed_forward.w_1.bias.data.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="NaN or infinite"):
+        quick_translate(model, tokenizer, text)
+
+
 def test_an_unknown_precision_is_refused(model, pairs):
     group = [make_batch(pairs, range(3))]
     with pytest.raises(ValueError, match="precision='float64': must be 'float32' or"):
