@@ -176,6 +176,16 @@ def test_another_edition_without_validator_is_found_out(server, tmp_path):
     assert server.asked[-2:] == ["bytes=70000-", None]
 
 
+def test_a_link_where_a_part_belongs_is_not_followed(server, tmp_path):
+    """The text comes, and what the link leads to is as it was."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "cache" / PARTS[0]).symlink_to(tmp_path / "victim")
+    with pytest.warns(UserWarning, match="it is a link"):
+        assert len(everything()) == 9000
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
 def test_without_a_length_the_checksum_tells(server, tmp_path):
     server.length, server.cut = False, [70_000]
     with pytest.raises(CorpusUnavailable, match="cut short or damaged"):

@@ -29,6 +29,7 @@ from transformer_lib.batches import (
     tokenize_pairs,
 )
 from transformer_lib.ctranslate2_export import CTranslate2Model
+from transformer_lib.files import NotWritten
 from transformer_lib.grammar import grammar_split
 from transformer_lib.marian import from_marian
 from transformer_lib.onnx_export import OnnxModel
@@ -117,6 +118,20 @@ def test_a_damaged_folder_is_named(harm, tmp_path):
     harm(tmp_path / "pairs")
     with pytest.raises(ValueError, match="pairs.*write it anew"):
         _load_pairs(tmp_path / "pairs")
+
+
+@pytest.mark.parametrize("name", [".d.part", ".d.old"])
+def test_a_link_where_a_part_belongs_is_refused(name, tmp_path):
+    """What it leads to is somebody else's, and stays."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "thesis").write_text("years")
+    (tmp_path / name).symlink_to(theirs)
+    with pytest.raises(NotWritten, match=f"{name} is a link.*Take the link away"):
+        with room.whole_folder(tmp_path / "d") as part:
+            (part / "manifest.json").write_text("{}")
+    assert [path.name for path in theirs.iterdir()] == ["thesis"]
+    assert not (tmp_path / "d").exists() and (tmp_path / name).is_symlink()
 
 
 # A shorter header, which ends within a bracket; ",i8" and "<m8" as the type.

@@ -129,6 +129,12 @@ def test_train_leaves_a_folder_of_others_alone(train, tmp_path, data_dir):
         with pytest.raises(ValueError, match="is not empty and holds no run"):
             train(tiny(), folder)
         assert content(folder) == before
+    (tmp_path / "food").mkdir()
+    for name in ("recipe.json", "about.json"):  # of another trade
+        (tmp_path / "food" / name).write_text('{"cake": 1}')
+    with pytest.raises(ValueError, match="food/recipe.json.*cake"):
+        train(tiny(), tmp_path / "food")
+    assert content(tmp_path / "food").keys() == {"recipe.json", "about.json"}
     with pytest.raises(ValueError, match="is a file: give a folder"):
         train(tiny(), mine / "x.new")
     with pytest.raises(ValueError, match="run_dir is empty"):

@@ -9,6 +9,7 @@ __all__ = ['CorpusUnavailable', 'Source', 'unpack']
 
 # %% ../notebooks/08_corpora.ipynb #2ef54062
 import contextlib
+import errno
 import gzip
 import http.client
 import io
@@ -210,6 +211,8 @@ class _Part:
             NotWritten: If that fails.
         """
         try:
+            if self.path.is_symlink():  # what it leads to is somebody else's
+                raise OSError(errno.ELOOP, "it is a link")
             with open(self.path, mode) as file:
                 file.write(piece)
         except OSError as error:

@@ -108,6 +108,7 @@ _ADVICE = {
     errno.EACCES: "Choose a place that you may write to",
     errno.ENOENT: "Make its folder first",
     errno.EISDIR: "Give the name of a file",
+    errno.ELOOP: "Take the link away, then start again",
     errno.ENOTDIR: "A file stands where a folder is meant: choose another place",
 }
 _ADVICE[getattr(errno, "EDQUOT", errno.ENOSPC)] = _ADVICE[errno.ENOSPC]

@@ -241,14 +241,15 @@ def _put_back(path: str | Path) -> Path:
         path: The folder; where it is there, or nothing is, nothing changes.
     """
     folder, handle = Path(os.path.realpath(path)), None
-    if folder.exists() or not _old_of(folder).is_dir():
+    old = _old_of(folder)
+    if folder.exists() or old.is_symlink() or not old.is_dir():
         return Path(path)
     with suppress(OSError):  # no part, or a disk that cannot be written
         part = _part_of(folder).resolve(strict=True)
         handle = os.open(part, os.O_RDONLY) if fcntl else None
         _lock(handle)  # a process that lives is through at once
         if not folder.exists():
-            os.replace(_old_of(folder), folder)
+            os.replace(old, folder)
     if handle is not None:
         os.close(handle)
     return Path(path)
@@ -260,9 +261,17 @@ def _is_free(folder: Path) -> bool:
 
 
 def _hold_part(folder: Path) -> tuple[Path, int | None]:
-    """The part of a folder, empty, and the number that holds the lock on it."""
+    """The part of a folder, empty, and the number that holds the lock on it.
+
+    Raises:
+        OSError: If it cannot be made, or the part, or where the old folder waits, is a
+            link: what it leads to is somebody else's.
+    """
     while True:
         part = _part_of(folder)
+        for path in (part, _old_of(folder)):
+            if path.is_symlink():
+                raise OSError(errno.ELOOP, f"{path} is a link")
         part.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # another process is through with it
             handle = os.open(part, os.O_RDONLY) if fcntl else None

@@ -221,6 +221,8 @@ def _check_folder(recipe: Recipe, run_dir: Path) -> None:
     begun = (run_dir / "recipe.json").exists()
     if not begun or not _known_files(run_dir):
         own = (_MANIFEST, *reversed(_RUN_FILES)) if begun else ()
+        if begun:
+            _read_recipe(run_dir / "recipe.json")  # somebody else's is refused
         names = {path.name for path in run_dir.iterdir() if not _may_stay(path)}
         if others := sorted(names - {*own}):
             raise ValueError(
