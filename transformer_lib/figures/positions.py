@@ -42,8 +42,11 @@ for (const key in names) {
 }
 const rate = j => Math.pow(10000, -2 * Math.floor(j / 2) / v.d);
 const pe = (pos, j) => (j % 2 ? Math.cos : Math.sin)(pos * rate(j));
-const pairs = () => Array.from({length: v.d / 2}, (_, i) => rate(2 * i));
-const dot = k => pairs().reduce((sum, omega) => sum + Math.cos(k * omega), 0);
+const row = pos => Array.from({length: v.d}, (_, j) => pe(pos, j));
+const dot = k => {
+  const there = row(v.p + k);
+  return row(v.p).reduce((sum, x, j) => sum + x * there[j], 0);
+};
 const mix = (a, b, t) => a.map((x, i) => Math.round(x + (b[i] - x) * t));
 const [blue, white, red] = [[33, 102, 172], [255, 255, 255], [178, 24, 43]];
 const color = x => `rgb(${mix(white, x < 0 ? blue : red, Math.abs(x))})`;
