@@ -282,7 +282,7 @@ def test_head_statistics_do_not_depend_on_the_batch(trained):
 
 
 def test_the_translator_page_says_what_its_table_shows():
-    """The word that the model leaves out was hardly looked at."""
+    """The page's two shares, of a row before the word that is left out."""
     page = Path(__file__).parents[1] / "book" / "translator.md"
     page = " ".join(page.read_text("utf-8").split())
     said = r"\*(\w+)\* gives (\d+) % of its weight to \*attention\* "

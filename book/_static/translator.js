@@ -308,7 +308,7 @@
     );
     const heads = ["score", "probability, %", "candidate"].map(text => make("th", { scope: "col" }, text));
     candidates.append(make("table", {},
-      make("caption", {}, "What was left in the beam, best first."),
+      make("caption", {}, "The translations that the search kept, best first."),
       make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows),
     ));
   }
