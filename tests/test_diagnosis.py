@@ -39,6 +39,7 @@ from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.figures.diagnosis import plot_curves, plot_findings
 from transformer_lib.grammar import grammar_split
 from transformer_lib.multihead import use_attention
+from transformer_lib.objective import noam_lr
 from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import Run, load_pretrained, read_evidence
@@ -128,8 +129,8 @@ def test_a_run_in_two_parts_with_other_settings_is_not_accused(place):
     """Pre-norm, dropout, smoothing, another rate; stopped and resumed."""
     settings = {"epsilon": 0.1, "model": {"norm_first": True, "dropout": 0.05}}
     settings |= {"factor": 0.5}
-    folder = made(place / "parts", max_steps=200, **settings)
-    asked = recipe(written(place / "parts" / "text"), max_steps=350, **settings)
+    folder = made(place / "parts", max_steps=150, **settings)
+    asked = recipe(written(place / "parts" / "text"), max_steps=250, **settings)
     train(asked, folder, device="cpu", show=False)
     assert not wrong(diagnose(folder, test=UNSEEN))
 
@@ -390,6 +391,72 @@ def test_a_spoiled_test_set_is_found(healthy, how):
     test = [*zip(sources, SIDES[how](references), strict=True)]
     findings = diagnose(healthy, test=test, device="cpu")
     assert wrong(findings) == [str(named(findings, SCORE))]
+
+
+# --- what a loop of one's own can spoil, where there is no folder --------------------
+
+
+def spoil(run, change, history=None, **settings):
+    """A copy of a run whose model went through change(model)."""
+    model = Transformer(replace(run.model.config, **settings)).eval()
+    model.load_state_dict(run.model.state_dict())
+    with torch.no_grad():
+        change(model)
+    progress = replace(run.progress, history=history or run.history)
+    return replace(run, model=model, progress=progress)
+
+
+def test_a_batch_of_the_training_text_is_named_and_its_bad_pair(run, healthy):
+    """A piece with a huge embedding, which one training pair has and no other pair."""
+    data, piece = Prepared.load(healthy / "data"), run.tokenizer.vocab_size - 1
+    at = len(data.train) // 2
+    valid, train = (replace(part, src=np.where(part.src == piece, 9, part.src))
+                    for part in (data.valid, data.train))  # fmt: skip
+    train.src[train.src_offsets[at]] = piece
+    data = replace(data, train=train, valid=valid)
+
+    def enlarge(model):
+        model.src_embedding.weight[piece] = 1e25
+
+    bad = spoil(run, enlarge, tie_embeddings=False)
+    found = named(diagnose(bad, data, count=len(train)), NUMBERS)
+    assert found.right is False and f"Number {at:,} alone does it" in found.found
+    where = re.search(r"\d+ training pairs from ([\d,]+) to ([\d,]+)", found.found)
+    first, last = (int(number.replace(",", "")) for number in where.groups())
+    assert first <= at <= last < first + 16
+    assert named(diagnose(run, data, count=len(train)), NUMBERS).right
+
+
+def test_weights_that_are_nan_say_since_when(run, healthy, spoiled):
+    def ruin(model):
+        for weight in model.parameters():
+            weight.fill_(torch.nan)
+
+    bad = {"step": 350, "train_loss": math.nan, "valid_loss": math.nan}
+    findings = diagnose(spoil(run, ruin, [*run.history, bad]), healthy / "data")
+    assert "no number after 6 good" in named(findings, LOSS).found
+    assert "between updates 300 and 350" in findings[-1].found
+    assert NUMBERS in findings[-1].test and "earlier checkpoint" in findings[-1].advice
+    (found,) = diagnose(spoiled(weights_that_are_no_numbers), device="cpu")
+    assert "records up to update 300 are good" in found.found
+
+
+def test_a_model_that_still_drops_units_is_found(run, healthy):
+    dropping = spoil(run, lambda model: model.train(), dropout=0.1)
+    findings = diagnose(dropping, healthy / "data")
+    assert wrong(findings) == [str(named(findings, BATCH))]
+    assert named(findings, BATCH).advice == diagnosis._REMEDIES["dropout"][0]
+
+
+def test_a_schedule_that_began_anew_is_found(run, healthy):
+    """Its losses do not jump: only the rate tells."""
+    rates = [noam_lr(20 * i, 64, 60, 0.3) for i in (1, 2, 3)]
+    later = [run.history[-1] | {"step": 300 + 20 * i, "lr": rate}
+             for i, rate in enumerate(rates, start=1)]  # fmt: skip
+    anew = spoil(run, lambda model: None, [*run.history, *later])
+    findings = diagnose(anew, healthy / "data")
+    assert wrong(findings) == [str(named(findings, JUMPS))]
+    assert "at update 320," in named(findings, JUMPS).found
 
 
 def no_causal_mask(query, key, value, mask=None, p=0.0):

@@ -126,6 +126,17 @@ def test_headings(path):
 
 
 @each_chapter
+def test_exercises_stand_below_their_heading(path):
+    """A heading that is lost moves all that follows into the section before it."""
+    text = "\n\n".join(without_fences(c["source"]) for c in cells(path, "markdown"))
+    section = ""
+    for marks, title in re.findall(r"^(#{2,3}) +(\S.*)$", text, re.M):
+        section = title if marks == "##" else section
+        if re.match(r"Exercise \d+\.\d+", title):
+            assert marks == "###" and section in ("Exercises", "Exercise"), title
+
+
+@each_chapter
 def test_tags_and_metadata(path):
     for cell in cells(path):
         assert set(cell["metadata"]) <= {"cellView", "tags", "mystnb"}, cell["id"]
