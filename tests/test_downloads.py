@@ -181,9 +181,11 @@ def test_a_link_where_a_part_belongs_is_not_followed(server, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "cache" / PARTS[0]).symlink_to(tmp_path / "victim")
+    (tmp_path / "cache" / "deu-eng.zip.lock").write_text("mine")
     with pytest.warns(UserWarning, match="it is a link"):
         assert len(everything()) == 9000
     assert (tmp_path / "victim").read_text() == "mine"
+    assert leftovers(tmp_path) == ["deu-eng.zip.lock", PARTS[0], "victim"]
 
 
 def test_without_a_length_the_checksum_tells(server, tmp_path):
@@ -201,20 +203,22 @@ def test_a_server_that_gives_little_each_time_is_given_up(server):
 
 
 @pytest.mark.parametrize("junk", [None, b"", b"\n", b"{}", b"[1]", b"\xff", b"0"])
-def test_a_part_file_that_is_none(junk, server, tmp_path):
+def test_a_part_of_somebody_else_is_left_alone(junk, server, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / PARTS[0]).write_bytes(b"abc")
     if junk is not None:
         (tmp_path / "cache" / PARTS[1]).write_bytes(junk)
-    assert len(everything()) == 9000
-    assert leftovers(tmp_path) == ["deu-eng.zip"]
+    with pytest.warns(UserWarning, match="it is no download's.*Move away"):
+        assert len(everything()) == 9000
+    assert (tmp_path / "cache" / PARTS[0]).read_bytes() == b"abc"
+    assert leftovers(tmp_path) == PARTS[: 1 if junk is None else 2]
 
 
 def test_a_part_that_is_whole_is_not_asked_for_again(server, tmp_path):
     """As a process leaves it that died between the last byte and the renaming."""
     part = downloads._Part.find(tmp_path / "cache" / PARTS[0], server.url)
     part.path.parent.mkdir()
-    part.start({"url": server.url, "validator": '"v1"', "size": len(BIG)})
+    part.start(server.url, '"v1"', len(BIG))
     part.add(BIG)
     assert len(everything()) == 9000 and server.asked == []
     assert leftovers(tmp_path) == ["deu-eng.zip"]

@@ -120,10 +120,9 @@ def test_a_damaged_folder_is_named(harm, tmp_path):
         _load_pairs(tmp_path / "pairs")
 
 
-@pytest.mark.parametrize("name", [".d.part", ".d.old"])
-def test_a_link_where_a_part_belongs_is_refused(name, tmp_path):
+def test_a_link_where_a_part_belongs_is_refused(tmp_path):
     """What it leads to is somebody else's, and stays."""
-    theirs = tmp_path / "theirs"
+    name, theirs = ".d.part", tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "thesis").write_text("years")
     (tmp_path / name).symlink_to(theirs)
@@ -132,6 +131,49 @@ def test_a_link_where_a_part_belongs_is_refused(name, tmp_path):
             (part / "manifest.json").write_text("{}")
     assert [path.name for path in theirs.iterdir()] == ["thesis"]
     assert not (tmp_path / "d").exists() and (tmp_path / name).is_symlink()
+
+
+@pytest.mark.parametrize("name", [".d.part/thesis", ".d.part"])
+def test_a_part_of_somebody_else_is_refused(name, tmp_path):
+    """Also a file; and what has another name is never touched."""
+    for path in (tmp_path / name, tmp_path / ".d.old" / "thesis"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("years")
+    said = r"\.d\.part (is a file|holds other files).*Move away"
+    for _ in range(2):
+        with pytest.raises(NotWritten, match=said), room.whole_folder(tmp_path / "d"):
+            pass
+    assert (tmp_path / name).read_text() == "years"
+    (tmp_path / name).unlink()
+    with room.whole_folder(tmp_path / "d") as part:
+        (part / "manifest.json").write_text("{}")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"d", ".d.old"} and (tmp_path / ".d.old" / "thesis").is_file()
+
+
+def test_a_folder_that_another_process_fills_meanwhile(tmp_path, monkeypatch):
+    """Its part is within it no longer; and it may be moved while one looks at it."""
+    folder, lock, is_free, calls = tmp_path / "d", room._lock, room._is_free, []
+    folder.mkdir()
+
+    def filled(handle):
+        (folder / "manifest.json").write_text("theirs")
+        return lock(handle)
+
+    def moved(path):
+        calls.append(path)
+        if len(calls) == 4:
+            raise FileNotFoundError(path)
+        return is_free(path)
+
+    monkeypatch.setattr(room, "_lock", filled)
+    monkeypatch.setattr(room, "_is_free", moved)
+    for text in "ours", "ours again":
+        with room.whole_folder(folder) as part:
+            assert part.parent.name == ".d.part" and not (folder / ".part").exists()
+            (part / "manifest.json").write_text(text)
+        assert (folder / "manifest.json").read_text() == text
+    assert [path.name for path in tmp_path.iterdir()] == ["d"] and len(calls) > 4
 
 
 # A shorter header, which ends within a bracket; ",i8" and "<m8" as the type.
@@ -411,9 +453,10 @@ def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path, monkey
 def test_a_part_of_a_dead_process_is_swept_and_the_old_folder_brought_back(tmp_path):
     """It died between two renamings; then one between writing and renaming."""
     _save_pairs(some_pairs(10), tmp_path / "pairs")
-    os.rename(tmp_path / "pairs", tmp_path / ".pairs.old")
-    (tmp_path / ".pairs.part").mkdir()
-    (tmp_path / ".pairs.part" / "half").write_text("x")
+    (tmp_path / ".pairs.part" / "new").mkdir(parents=True)
+    (tmp_path / ".pairs.part" / "new" / "half").write_text("x")
+    (tmp_path / ".pairs.part" / room._MARK).touch()
+    os.rename(tmp_path / "pairs", tmp_path / ".pairs.part" / "old")
     with pytest.raises(KeyError), room.whole_folder(tmp_path / "pairs"):
         raise KeyError
     assert len(_load_pairs(tmp_path / "pairs")) == 10
@@ -425,7 +468,7 @@ def test_ctrl_c_between_two_renamings_leaves_the_old_folder(tmp_path, monkeypatc
     replace = os.replace
 
     def interrupted(path, target):
-        if Path(path).name == ".pairs.part":
+        if Path(path).name == "new":
             raise KeyboardInterrupt
         replace(path, target)
 
@@ -453,7 +496,7 @@ def replaced_and_killed(folder):
         replace = os.replace
 
         def killed(path, target):
-            if Path(path).suffix == ".part":
+            if Path(path).name == "new":
                 os.kill(os.getpid(), signal.SIGKILL)
             replace(path, target)
 
@@ -476,11 +519,11 @@ def test_who_reads_finds_the_old_folder_after_a_kill_between_two_renamings(
     for name in ("manifest.json", "recipe.json"):  # enough to be opened, and refused
         (folder / name).write_text("{}")
     replaced_and_killed(folder)
-    assert {path.name for path in tmp_path.iterdir()} == {".mine.old", ".mine.part"}
+    assert {path.name for path in tmp_path.iterdir()} == {".mine.part"}
     with pytest.raises(ValueError, match="mine"):
         OPENED[kind](folder)
     assert (folder / "recipe.json").is_file()
-    assert not (tmp_path / ".mine.old").exists()
+    assert not (tmp_path / ".mine.part" / "old").exists()
     _save_pairs(some_pairs(7), folder)  # and it can be replaced once more
     assert len(_load_pairs(folder)) == 7
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -135,6 +135,30 @@ def test_train_leaves_a_folder_of_others_alone(train, tmp_path, data_dir):
     with pytest.raises(ValueError, match="food/recipe.json.*cake"):
         train(tiny(), tmp_path / "food")
     assert content(tmp_path / "food").keys() == {"recipe.json", "about.json"}
+    kept = tmp_path / "kept"  # a recipe of ours, and files of the same names
+    kept.mkdir()
+    shutil.copy(model / "recipe.json", kept)
+    for name in ("manifest.json", "tokenizer.model", "about.json"):
+        (kept / name).write_text('{"cake": 1}')
+        before = content(kept)
+        with pytest.raises(ValueError, match=f"kept/{name}"):
+            train(tiny(), kept)
+        assert content(kept) == before
+        (kept / name).unlink()
+    before = content(kept)
+    with pytest.raises(ValueError, match="no prepared text"):  # refused for its data
+        trainer.train(tiny(), kept, tmp_path / "no data")
+    assert content(kept) == before
+    hidden = tmp_path / "hidden"
+    (hidden / ".data.part").mkdir(parents=True)
+    (hidden / ".data.part" / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="holds no run .*data.part"):
+        train(tiny(), hidden)
+    assert content(hidden) == {".data.part/notes": b"mine"}
+    (model / ".part").mkdir()
+    (model / ".part" / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="holds something else than a model .*part"):
+        runs._check_model_folder(model)
     with pytest.raises(ValueError, match="is a file: give a folder"):
         train(tiny(), mine / "x.new")
     with pytest.raises(ValueError, match="run_dir is empty"):

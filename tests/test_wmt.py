@@ -210,7 +210,7 @@ def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
 def test_parts_of_two_editions_are_fetched_once_more(server, tmp_path, real):
     archive = served(server, wmt._miniature(real, tmp_path / "in")["commoncrawl"])
     part = _Part.find(tmp_path / f"{archive.source.filename}.part", "x")
-    part.start({"url": archive.source.url, "validator": '"one"', "size": archive.size})
+    part.start(archive.source.url, '"one"', archive.size)
     part.add(b"another edition")
     path = wmt._fetch_archive(archive, tmp_path)
     assert path.read_bytes() == server.content and server.seen == [15, 0]

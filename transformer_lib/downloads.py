@@ -187,13 +187,32 @@ class _Part:
         """The part that an earlier call left, if it is from the same address."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             about = json.loads(cls(path).notes.read_text(encoding="utf-8"))
-            have = path.stat().st_size
+            have = 0 if path.is_symlink() else path.stat().st_size
             if about["url"] == url and 0 < have <= (about["size"] or math.inf):
                 return cls(path, have, about, True)
         return cls(path)
 
-    def start(self, about: dict) -> None:
+    def check(self) -> None:
+        """Refuse files that have these names but are not of a download.
+
+        Raises:
+            NotWritten: If there are such; the file is named.
+        """
+        for path in (self.path, self.notes):
+            if path.is_symlink():  # what it leads to is somebody else's
+                raise NotWritten(path, OSError(errno.ELOOP, "it is a link"))
+        about, path = None, self.notes if self.notes.exists() else self.path
+        with contextlib.suppress(OSError, ValueError):
+            about = json.loads(self.notes.read_text(encoding="utf-8"))
+        known = isinstance(about, dict) and about.keys() == {"url", "validator", "size"}
+        empty = path == self.path and not (path.exists() and path.stat().st_size)
+        if not (known or empty):
+            raise NotWritten(path, OSError(errno.EEXIST, "it is no download's"))
+
+    def start(self, url: str = "", validator: str | None = None, size: int = 0) -> None:
         """Drop all bytes: the download starts from the beginning."""
+        about = {"url": url, "validator": validator, "size": size}
+        self.check()
         self.write(b"", "wb")
         with whole_file(self.notes) as file:
             file.write(json.dumps(about).encode())
@@ -211,17 +230,17 @@ class _Part:
             NotWritten: If that fails.
         """
         try:
-            if self.path.is_symlink():  # what it leads to is somebody else's
-                raise OSError(errno.ELOOP, "it is a link")
             with open(self.path, mode) as file:
                 file.write(piece)
         except OSError as error:
             raise NotWritten(self.path, error) from error
 
     def remove(self) -> None:
-        """Take both files away."""
-        for path in (self.path, self.notes):
-            path.unlink(missing_ok=True)
+        """Take both files away, if they are a download's."""
+        with contextlib.suppress(NotWritten):
+            self.check()
+            for path in (self.path, self.notes):
+                path.unlink(missing_ok=True)
 
 # %% ../notebooks/08_corpora.ipynb #4c98c976
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
@@ -254,13 +273,13 @@ def _receive(part: _Part, url: str, timeout: float) -> bool:
     with _open_url(request, timeout) as answer:
         if have and getattr(answer, "status", 200) == 206:
             if not _is_rest(answer.headers, have, part.about["size"]):
-                part.start({})
+                part.start()
                 return False
         else:  # the whole file: a first call, another edition, or Range ignored
             get = answer.headers.get
             validator = get("ETag") or get("Last-Modified")
             size = int(get("Content-Length") or 0)
-            part.start({"url": url, "validator": validator, "size": size})
+            part.start(url, validator, size)
         size, name = part.about["size"], url.rsplit("/", 1)[-1]
         bar = {"total": size or None, "initial": part.length, "desc": name}
         with tqdm(unit="B", unit_scale=True, leave=False, **bar) as progress:
@@ -313,7 +332,7 @@ def _download(
             raise
         except (OSError, http.client.HTTPException) as error:
             if getattr(error, "code", 0) == 416 and have:  # there is no such range
-                part.start({})
+                part.start()
             problem = error
         if part.length <= have and (part.length or not have):
             break
@@ -355,7 +374,8 @@ def _fetch_file(
                 return check(path)
             return _fetch_checked(source, path, check, timeout)
         finally:
-            turn.unlink(missing_ok=True)
+            if turn.is_file() and not turn.stat().st_size:  # else it is somebody's
+                turn.unlink(missing_ok=True)
 
 
 def _fetch_checked(

@@ -107,6 +107,7 @@ _ADVICE = {
     errno.ENOSPC: "Free some space on the disk, then start again",
     errno.EACCES: "Choose a place that you may write to",
     errno.ENOENT: "Make its folder first",
+    errno.EEXIST: "Move away what is in the way, then start again",
     errno.EISDIR: "Give the name of a file",
     errno.ELOOP: "Take the link away, then start again",
     errno.ENOTDIR: "A file stands where a folder is meant: choose another place",

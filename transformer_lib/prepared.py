@@ -203,15 +203,16 @@ def whole_folder(folder: str | Path, last: str = "manifest.json") -> Iterator[Pa
     except OSError as error:
         raise NotWritten(folder, error) from error
     try:
-        yield part
-        if any(part.iterdir()):
+        yield part / "new"
+        if any((part / "new").iterdir()):
             _put_in_place(part, folder, last)
     except OSError as error:
         if error.errno in _NO_ROOM or isinstance(error, NotWritten):
             raise NotWritten(folder, error) from error
         raise
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        with suppress(OSError):
+            _drop_part(part, folder)
         if handle is not None:
             os.close(handle)
 
@@ -221,31 +222,61 @@ _NO_ROOM = (errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 def _part_of(folder: Path) -> Path:
     """Where a folder is written: beside it, or inside where it is there already."""
-    if folder.is_dir() and (_is_free(folder) or os.path.ismount(folder)):
-        return folder / ".part"
+    with suppress(FileNotFoundError):  # another process has just moved it aside
+        if folder.is_dir() and (_is_free(folder) or os.path.ismount(folder)):
+            return folder / ".part"
     return folder.with_name(f".{folder.name}.part")
 
 
-def _old_of(folder: Path) -> Path:
-    """Where the folder that is replaced waits until the new one has its name."""
-    return folder.with_name(f".{folder.name}.old")
+_MARK = "made-by-transformer-lib"
+
+
+def _is_ours(part: Path) -> bool:
+    """Whether a folder is a part that this library made: its mark is in it.
+
+    So is an empty one: a process may die before it makes its mark.
+    """
+    if part.is_symlink() or not part.is_dir():
+        return False
+    names = os.listdir(part)
+    return not names or _MARK in names
+
+
+def _drop_part(part: Path, folder: Path) -> None:
+    """Take a part away, its mark last; not while the old folder waits in it."""
+    if (part / "old").exists() and not folder.exists():
+        return
+    if _is_ours(part):
+        _sweep(part)
+        (part / _MARK).unlink(missing_ok=True)
+        part.rmdir()
+
+
+def _sweep(part: Path) -> None:
+    """Remove what is in a part, but not its mark."""
+    for path in part.iterdir():
+        if path.name != _MARK:
+            whole = path.is_dir() and not path.is_symlink()
+            shutil.rmtree(path) if whole else path.unlink()
 
 
 def _put_back(path: str | Path) -> Path:
     """The path of a folder that is to be read, and the old folder under its name.
 
     A process that is killed between the two renamings that replace a folder leaves the
-    old one as .NAME.old, and its part beside it.
+    old one in its part.
 
     Args:
         path: The folder; where it is there, or nothing is, nothing changes.
     """
     folder, handle = Path(os.path.realpath(path)), None
-    old = _old_of(folder)
-    if folder.exists() or old.is_symlink() or not old.is_dir():
+    part = _part_of(folder)
+    old = part / "old"
+    if folder.exists():
         return Path(path)
-    with suppress(OSError):  # no part, or a disk that cannot be written
-        part = _part_of(folder).resolve(strict=True)
+    with suppress(OSError):  # a disk that cannot be written
+        if not (_is_ours(part) and old.is_dir()):
+            return Path(path)
         handle = os.open(part, os.O_RDONLY) if fcntl else None
         _lock(handle)  # a process that lives is through at once
         if not folder.exists():
@@ -261,29 +292,47 @@ def _is_free(folder: Path) -> bool:
 
 
 def _hold_part(folder: Path) -> tuple[Path, int | None]:
-    """The part of a folder, empty, and the number that holds the lock on it.
+    """The part of a folder, with an empty "new", and the number that holds its lock.
 
     Raises:
-        OSError: If it cannot be made, or the part, or where the old folder waits, is a
-            link: what it leads to is somebody else's.
+        OSError: If it cannot be made, or what has its name is somebody else's: a link,
+            a file, or a folder with content but without the mark.
     """
     while True:
         part = _part_of(folder)
-        for path in (part, _old_of(folder)):
-            if path.is_symlink():
-                raise OSError(errno.ELOOP, f"{path} is a link")
-        part.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            kind = part.lstat().st_mode
+            if stat.S_ISLNK(kind):
+                raise OSError(errno.ELOOP, f"{part} is a link")
+            if not stat.S_ISDIR(kind):
+                raise OSError(errno.EEXIST, f"{part} is a file")
+        with suppress(FileExistsError):  # with exist_ok it fails if that goes meanwhile
+            part.mkdir(parents=True)
         with suppress(FileNotFoundError):  # another process is through with it
             handle = os.open(part, os.O_RDONLY) if fcntl else None
             _lock(handle)
-            if handle is None or _same_folder(handle, part):
+            held = handle is None or _same_folder(handle, part)
+            if held and part == _part_of(folder):  # another may have filled the folder
                 break
+            if handle is not None:
+                os.close(handle)
+            if held:
+                with suppress(OSError):  # it is not empty
+                    part.rmdir()
+    try:
+        if not _is_ours(part):
+            raise OSError(errno.EEXIST, f"{part} holds other files")
+        (part / _MARK).touch()
+        if (part / "old").exists() and not folder.exists():
+            os.replace(part / "old", folder)  # a process died between two renamings
+        _sweep(part)
+        (part / "new").mkdir()
+    except OSError:
+        with suppress(OSError):
+            _drop_part(part, folder)
+        if handle is not None:
             os.close(handle)
-    old = _old_of(folder)
-    if old.exists():  # of a process that died between two renamings
-        shutil.rmtree(old) if folder.exists() else os.replace(old, folder)
-    for leftover in part.iterdir():
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        raise
     return part, handle
 
 
@@ -306,30 +355,29 @@ def _same_folder(handle: int, path: Path) -> bool:
 
 
 def _put_in_place(part: Path, folder: Path, last: str) -> None:
-    """Make a part the folder; what was in the folder goes."""
-    for path in part.rglob("*"):  # some libraries write files for their owner alone
+    """Make what is new in a part the folder; what was in the folder goes."""
+    new, old = part / "new", part / "old"
+    for path in new.rglob("*"):  # some libraries write files for their owner alone
         if path.is_file():
-            path.chmod(stat.S_IMODE(part.stat().st_mode) & 0o666)
+            path.chmod(stat.S_IMODE(new.stat().st_mode) & 0o666)
     if part.parent == folder:
         (folder / last).unlink(missing_ok=True)
         for path in folder.iterdir():
             if path.name not in (part.name, "lost+found"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for name in sorted(os.listdir(part), key=lambda name: name == last):
-            os.replace(part / name, folder / name)
+        for name in sorted(os.listdir(new), key=lambda name: name == last):
+            os.replace(new / name, folder / name)
         return
-    old = _old_of(folder)
     try:
         if folder.exists():
-            part.chmod(stat.S_IMODE(folder.stat().st_mode))
+            new.chmod(stat.S_IMODE(folder.stat().st_mode))
             os.replace(folder, old)
-        os.replace(part, folder)
+        os.replace(new, folder)
     except OSError as error:
         raise NotWritten(folder, error) from error
     finally:
         if old.exists() and not folder.exists():
             os.replace(old, folder)  # what was there before is back
-    shutil.rmtree(old, ignore_errors=True)
 
 # %% ../notebooks/10_batches.ipynb #8d4fcf7e
 class _PairStream:

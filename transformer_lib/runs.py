@@ -45,6 +45,7 @@ from .corpora import load_corpus
 from transformer_lib.prepared import (
     Prepared,
     _is_free,
+    _is_ours,
     _lock,
     _put_back,
     whole_folder,
@@ -220,17 +221,15 @@ def _check_folder(recipe: Recipe, run_dir: Path) -> None:
     """
     begun = (run_dir / "recipe.json").exists()
     if not begun or not _known_files(run_dir):
-        own = (_MANIFEST, *reversed(_RUN_FILES)) if begun else ()
+        own = {_MANIFEST, *_RUN_FILES} if begun else set()
         if begun:
-            _read_recipe(run_dir / "recipe.json")  # somebody else's is refused
+            _check_try(run_dir)
         names = {path.name for path in run_dir.iterdir() if not _may_stay(path)}
-        if others := sorted(names - {*own}):
+        if others := sorted(names - own):
             raise ValueError(
                 f"{run_dir} is not empty and holds no run ({', '.join(others[:3])}); "
                 "choose another folder."
             )
-        for name in own:  # of a try that got no further; recipe.json comes last
-            (run_dir / name).unlink(missing_ok=True)
         return
     for leftover in run_dir.iterdir():  # of a process that was killed while it wrote
         if _PARTS.fullmatch(leftover.name) and leftover.is_file():
@@ -244,6 +243,26 @@ def _check_folder(recipe: Recipe, run_dir: Path) -> None:
             f"{run_dir} holds a run of another recipe (it differs in {odd}); choose "
             "another folder, or delete that one."
         )
+
+
+def _check_try(run_dir: Path) -> None:
+    """Refuse first files that no run wrote, by what is in them: they are replaced.
+
+    Raises:
+        ValueError: If one is somebody else's, or damaged; it is named.
+    """
+    readers = {"recipe.json": _read_recipe, "about.json": _read_about,
+               "tokenizer.model": Tokenizer.load}  # fmt: skip
+    for name, read in readers.items():
+        try:
+            if (run_dir / name).exists():
+                read(run_dir / name)
+        except ValueError as error:
+            raise ValueError(
+                f"{run_dir / name} is no file of a run ({error}) Choose another folder."
+            ) from error
+    if (run_dir / _MANIFEST).exists():
+        _verify_manifest(run_dir, _RUN_FILES)
 
 
 def _claim_folder(
@@ -263,7 +282,7 @@ def _claim_folder(
         return
     (run_dir / _MANIFEST).unlink(missing_ok=True)  # it comes last
     _write_json(path, wanted)
-    if not (run_dir / "tokenizer.model").exists():
+    if not _known_files(run_dir):  # there may be that of a try that got no further
         ready.tokenizer.save(run_dir / "tokenizer.model")
     if about is not None:
         _write_json(run_dir / "about.json", about)
@@ -279,7 +298,8 @@ _PARTS = re.compile(
 def _may_stay(path: Path) -> bool:
     """Whether a path may be in the folder of a run before the run: prepared text."""
     prepared = (path / "data.json", path / "prepared" / "data.json")
-    own = path.name in ("lost+found", ".data.part", "tokenizer.model")
+    own = path.name in ("lost+found", "tokenizer.model")
+    own = own or path.name == ".data.part" and _is_ours(path)
     return own or _PARTS.fullmatch(path.name) or any(p.is_file() for p in prepared)
 
 
@@ -394,7 +414,8 @@ def _check_model_folder(folder: Path) -> None:
         raise ValueError(f"{folder} is a file: give a folder.")
     if not folder.exists() or _is_free(folder):
         return
-    there = {path.name for path in folder.iterdir()} - {".part", "lost+found"}
+    there = {path.name for path in folder.iterdir()} - {"lost+found"}
+    there -= {".part"} if _is_ours(folder / ".part") else set()
     others = sorted(there - {*_MODEL_FILES, _MANIFEST})
     if others or _MODEL_FILES[0] not in there:
         what = others[0] if others else "a run"

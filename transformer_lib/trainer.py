@@ -57,6 +57,7 @@ from transformer_lib.runs import (
     _check_folder,
     _claim_folder,
     _held_folder,
+    _known_files,
     _mend_best,
     environment_record,
     load_pretrained,
@@ -176,15 +177,17 @@ def _ready_data(
     """
     folder = Path(data_dir or run_dir / "data")
     own = run_dir / "tokenizer.model"
+    dead = (run_dir / "recipe.json").exists() and not _known_files(run_dir)
+    binds = own.exists() and not dead  # a try that got no further binds nothing
     if data_dir is None and not (folder / "data.json").exists():
-        known = Tokenizer.load(own) if own.exists() else start
+        known = Tokenizer.load(own) if binds else start
         prepare(recipe.corpus, folder, recipe.vocab_size, recipe.kind,
                 recipe.max_length, known, max_words=recipe.max_words,
                 max_pairs=recipe.max_pairs, sample=recipe.sample,
                 copies=recipe.copies)  # fmt: skip
     ready = Prepared.load(folder, verify=True)
     _check_prepared(recipe, ready, folder)
-    if own.exists() and own.read_bytes() != ready.tokenizer.model:
+    if binds and own.read_bytes() != ready.tokenizer.model:
         raise ValueError(
             f"{folder} was prepared with another vocabulary than {own}, with which "
             "this run began; choose another folder for the run or for the data."
