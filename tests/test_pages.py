@@ -135,6 +135,34 @@ def violations(page, theme, width):
             yield f"{rule}: {where}: {why}"
 
 
+# --- outputs in their column ---------------------------------------------------------
+
+SMALL = """() => [...document.querySelectorAll('div.cell_output > img')]
+  .filter(i => i.naturalWidth && i.offsetParent)
+  .map(i => [i.naturalWidth, i.getBoundingClientRect().width,
+    i.parentElement.clientWidth, i.parentElement.tabIndex,
+    i.parentElement.scrollWidth])"""
+CUT = """() => [...document.querySelectorAll('div.math')]
+  .filter(d => d.offsetParent && d.scrollWidth > d.clientWidth + 1).map(d => d.id)"""
+WIDE = """() => [...document.querySelectorAll('div.cell_output pre')]
+  .filter(p => p.offsetParent && p.scrollWidth > p.clientWidth + 1)
+  .map(p => p.textContent.slice(0, 80))"""
+
+
+def fits(page):
+    """Outputs fit their column, and figures can be read on a phone.
+
+    Letters of 10.5 points, at 110 dots an inch: 10 pixels are left of 16.
+    """
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.evaluate(SETTLED)
+    if MATHJAX.exists():
+        assert not page.evaluate(CUT)
+    for own, width, room, tab, whole in page.evaluate(SMALL):
+        assert width >= max(0.62 * own, min(own, room) - 1)
+        assert (whole > room + 1) == (tab == 0), "what slides is reached by keys"
+
+
 # --- tests ---------------------------------------------------------------------------
 
 
@@ -175,43 +203,16 @@ def test_page(window, site, axe, name):
     page.remove_listener("response", note)
     if MATHJAX.exists():
         assert not bad_formulas, "not typeset"
+    too_wide = page.evaluate(WIDE)
     found = problems(window, axe)
     assert not found, "\n".join(found[:20])
+    if name.startswith("notebooks/"):
+        assert not too_wide
+        fits(page)
     if MATHJAX.exists():  # else it comes from elsewhere, and is not counted here
         weights = weight(loaded, site)
         heavy = sorted(weights.items(), key=lambda item: -item[1])[:5]
         assert sum(weights.values()) < HEAVIEST, heavy
-
-
-SMALL = """() => [...document.querySelectorAll('div.cell_output > img')]
-  .filter(i => i.naturalWidth && i.offsetParent)
-  .map(i => [i.naturalWidth, i.getBoundingClientRect().width,
-    i.parentElement.clientWidth, i.parentElement.tabIndex,
-    i.parentElement.scrollWidth])"""
-CUT = """() => [...document.querySelectorAll('div.math')]
-  .filter(d => d.offsetParent && d.scrollWidth > d.clientWidth + 1).map(d => d.id)"""
-WIDE = """() => [...document.querySelectorAll('div.cell_output pre')]
-  .filter(p => p.offsetParent && p.scrollWidth > p.clientWidth + 1)
-  .map(p => p.textContent.slice(0, 80))"""
-
-
-@pytest.mark.parametrize("name", [n for n in documents() if n.startswith("notebooks/")])
-def test_outputs_fit_their_column_and_figures_can_be_read_on_a_phone(
-    window, site, name
-):
-    """Letters of 10.5 points, at 110 dots an inch: 10 pixels are left of 16."""
-    page, _ = window
-    page.set_viewport_size({"width": 1300, "height": 900})
-    page.goto(f"{site}/{name}.html", wait_until="load")
-    assert not page.evaluate(WIDE)
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.evaluate(SETTLED)
-    if MATHJAX.exists():
-        page.evaluate(FORMULAS)  # typeset
-        assert not page.evaluate(CUT)
-    for own, width, room, tab, whole in page.evaluate(SMALL):
-        assert width >= max(0.62 * own, min(own, room) - 1)
-        assert (whole > room + 1) == (tab == 0), "what slides is reached by keys"
 
 
 def test_a_bad_page_is_seen(window, axe):

@@ -322,7 +322,7 @@ def test_a_run_holds_a_few_bytes_of_each_pair():
 
 
 def test_memory_does_not_grow_with_the_length_of_a_run(train, tmp_path, monkeypatch):
-    """Live tensors, and what Python holds, at one validation and 60 updates later."""
+    """Live tensors, and what Python holds, at one validation and 40 updates later."""
     real, seen = trainer._validate_and_save, []
 
     def counted(*given):
@@ -333,10 +333,10 @@ def test_memory_does_not_grow_with_the_length_of_a_run(train, tmp_path, monkeypa
 
     monkeypatch.setattr(trainer, "_validate_and_save", counted)
     tracemalloc.start()
-    train(tiny(max_steps=105, validate_every=15), tmp_path)
+    train(tiny(max_steps=60, validate_every=10), tmp_path)
     tracemalloc.stop()
     (tensors, before), *_, (later, after) = seen[-5:]
-    assert later <= tensors and after - before < 60 * 500, seen
+    assert later <= tensors and after - before < 40 * 500, seen
 
 
 def test_what_makes_batches_ahead_hands_on_its_errors_and_ends():

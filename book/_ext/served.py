@@ -68,7 +68,7 @@ def pack_figures(images: Path) -> None:
     """Figures as WebP, each pixel as it was."""
     for path in images.glob("*.png"):
         with Image.open(path) as figure:
-            figure.save(path.with_suffix(".webp"), lossless=True, quality=60)
+            figure.save(path.with_suffix(".webp"), lossless=True, quality=30, method=2)
         path.unlink()
 
 

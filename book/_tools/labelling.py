@@ -124,7 +124,7 @@ class Trainer:
         )
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--recipe", default="craft-labels")
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the record goes")
     parser.add_argument("--every", type=int, default=1, help="one test tree in so many")
     parser.add_argument("--some", type=int, default=4, help="one development tree in")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     recipe, device = Recipe.load(given.recipe), default_device(given.device)
     run = Trainer(recipe, given.run, device, given.some)
     run.train()
