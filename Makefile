@@ -55,12 +55,13 @@ book: env library notebooks $(STAMPS)/html  ## set up, run every chapter, build 
 
 test: env check-sync lint notebooks $(STAMPS)/web  ## set up, and check everything that must hold
 	@$(BIN)/python book/_tools/browser.py || true  # what it lacks is said again at the end
-# The pages take one core. Beside them the tests begin; those that read the pages wait for
-# the file $$told. Two workers more than cores: while a browser starts, a core is idle.
+# The pages take one core, before all others. Beside them the tests begin; those that read
+# the pages wait for the file $$told. Two workers more than cores: while a browser starts,
+# a core is idle.
 	@told=$(CURDIR)/$(STAMPS)/told; rm -f $$told; \
 	{ said=failed; $(MAKE) --no-print-directory $(STAMPS)/html && said=built; \
 	  echo $$said > $$told.new; mv $$told.new $$told; } & \
-	LITERATE_BOOK=$$told OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+	LITERATE_BOOK=$$told OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m pytest \
 	  -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder; status=$$?; \
 	wait; grep -qx built $$told && exit $$status
 

@@ -11,6 +11,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 HTML = ROOT / "_build" / "html"
+API = "book/api/"  # the pages of the library
+AXE = ROOT / "_build/web/node_modules/axe-core/axe.min.js"
 
 
 def documents():

@@ -6,12 +6,14 @@ import os
 import re
 import sys
 import threading
+import warnings
 
 import pytest
-from built import HTML, ROOT, wait_for_the_book
+from built import AXE, HTML, ROOT, wait_for_the_book
 from hypothesis import settings
 
 sys.path.append(str(ROOT / "book" / "_tools"))
+pytest.register_assert_rewrite("looks")
 from browser import HOW, find  # noqa: E402
 
 # A slow moment of the machine is no failure.
@@ -30,9 +32,10 @@ MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@"
 # The files that take longest begin first, so that none of them is left to one worker in
 # the end; those that read the built book after some that do not, while it is built.
 LONGEST = (
-    "test_queue", "test_wheel", "test_export", "test_readme", "test_ablations",
-    "test_scale", "test_devices", "test_training", "test_pages", "test_live_pages",
-    "test_translator_page", "test_parsing", "test_resume", "test_trainer",
+    "test_queue", "test_wheel", "test_export", "test_readme", "test_pages",
+    "test_api_pages", "test_ablations", "test_scale", "test_devices", "test_training",
+    "test_live_pages", "test_translator_page", "test_parsing", "test_resume",
+    "test_trainer",
 )  # fmt: skip
 
 
@@ -144,3 +147,15 @@ def window(browser, site):
     page.on("pageerror", lambda error: troubles.append(f"script: {error}"))
     page.on("response", response)
     yield page, troubles
+
+
+@pytest.fixture(scope="module")
+def axe():
+    """axe-core's script; empty where npm brought none, and it is said."""
+    if AXE.exists():
+        return AXE.read_text("utf-8")
+    words = "No axe-core from npm: pages are NOT held against WCAG."
+    if NEEDED:
+        pytest.fail(words)
+    warnings.warn(words, stacklevel=1)
+    return ""

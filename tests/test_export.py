@@ -63,7 +63,7 @@ from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import Translator
 
-FEW = settings(max_examples=15)
+FEW = settings(max_examples=8)
 NAMES = {"encoder.onnx", "step.onnx", "weights.bin", "normalizer.bin"}
 NAMES |= {"tokenizer.model", "manifest.json"}
 
@@ -141,7 +141,7 @@ def test_log_probabilities_whatever_the_beams_do(exported, seed, length, steps):
         tokens = torch.randint(4, model.config.vocab_size, (1, now), generator=draw)
 
 
-@pytest.mark.parametrize("beam_size, n_best, count", [(1, 1, 9), (4, 4, 20), (5, 2, 6)])
+@pytest.mark.parametrize("beam_size, n_best, count", [(1, 1, 6), (4, 4, 10), (5, 2, 4)])
 def test_the_same_translations(exported, beam_size, n_best, count):
     model, tokenizer, onnx_model = exported
     if model.config.vocab_size < 4000:

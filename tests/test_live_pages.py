@@ -6,10 +6,10 @@ import json
 import re
 
 import pytest
-from built import HTML
+from built import AXE, HTML
 from conftest import UNSEEN
+from looks import LOOK, OVERFLOW, STANDARD
 from test_live import exercises, live_cells, live_runner, plain_outputs
-from test_pages import AXE, LOOK, OVERFLOW, STANDARD
 
 PAGE = "notebooks/01_hello.html"
 
@@ -389,7 +389,7 @@ def test_narrow_light_and_dark(reader, theme):
     page.set_viewport_size({"width": 360, "height": 800})
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
     found = page.evaluate(OVERFLOW)
-    if AXE.exists():  # without it test_pages says so
+    if AXE.exists():  # without it conftest says so
         page.evaluate(f"{AXE.read_text('utf-8')}; 0")
         page.wait_for_timeout(400)  # colors fade from one theme to the other
         found += page.evaluate(LOOK, [STANDARD, [], "colors", None])

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 import torch
-from built import HTML, ROOT
+from built import AXE, HTML, ROOT
+from looks import BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 from test_live_pages import Reader
-from test_pages import AXE, BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 
 from transformer_lib.transformer import Transformer, TransformerConfig
 

@@ -9,10 +9,10 @@ import re
 import warnings
 
 import pytest
-from built import HTML
+from built import AXE, HTML
 from conftest import UNSEEN
+from looks import BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 from test_live_pages import LIGHT_PAGE, Reader
-from test_pages import AXE, BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 
 from transformer_lib.onnx_export import _rounded_to_8_bits
 from transformer_lib.runs import load_pretrained
@@ -409,7 +409,7 @@ def test_narrow_light_and_dark(person, theme):
     page.set_viewport_size({"width": 360, "height": 800})
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
     found = page.evaluate(OVERFLOW)
-    if AXE.exists():  # without it test_pages says so
+    if AXE.exists():  # without it conftest says so
         page.evaluate(PREPARE)
         page.evaluate(f"{AXE.read_text('utf-8')}; 0")
         for what in ("all", "colors"):
