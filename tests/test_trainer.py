@@ -336,7 +336,8 @@ def test_memory_does_not_grow_with_the_length_of_a_run(train, tmp_path, monkeypa
     train(tiny(max_steps=60, validate_every=10), tmp_path)
     tracemalloc.stop()
     (tensors, before), *_, (later, after) = seen[-5:]
-    assert later <= tensors and after - before < 40 * 500, seen
+    # Each of the four validations adds its record to the history.
+    assert later <= tensors and after - before < 40 * 750, seen
 
 
 def test_what_makes_batches_ahead_hands_on_its_errors_and_ends():
