@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
-from made_trees import TREES, WSJ_FILE, tree
+from made_trees import TREES, WSJ_FILE, first_trees, tree
 
 from transformer_lib import parsing
 from transformer_lib.exercises.parsing import check_close, check_f1, check_spans
@@ -130,13 +130,9 @@ def test_prepared_targets_come_back(prepared):
 
 
 def test_prepared_slots_stand_side_by_side(tmp_path, monkeypatch):
-    def some(*asked):
-        bank = load_trees(*asked)
-        return dataclasses.replace(bank, trees=bank.trees[:700])
-
-    monkeypatch.setattr(parsing, "load_trees", some)
+    monkeypatch.setattr(parsing, "load_trees", first_trees)
     ready = _prepare_trees("toy", tmp_path, 600, 60, "slots", copies=3, threads=1)
-    tokenizer, trees = ready.tokenizer, some("toy").trees
+    tokenizer, trees = ready.tokenizer, first_trees("toy").trees
     assert _form_of(tokenizer) == "slots" and len(ready.train) == 3 * len(trees)
     lines = (tmp_path / "train.tsv").read_text(encoding="utf-8").splitlines()
     cut = 0
