@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from built import AXE, HTML
+from built import HTML
 from conftest import UNSEEN
 from looks import LOOK, OVERFLOW, STANDARD
 from test_live import exercises, live_cells, live_runner, plain_outputs
@@ -378,7 +378,7 @@ def test_shapes_are_explained_under_the_pointer(reader):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_narrow_light_and_dark(reader, theme):
+def test_narrow_light_and_dark(reader, axe, theme):
     """After runs of each kind: nothing sticks out, everything can be read."""
     page, number = reader.page, cell_with("def matmul_slow")
     reader.editor(number).fill("print('wide ' * 60)\n1 / 0")
@@ -389,8 +389,8 @@ def test_narrow_light_and_dark(reader, theme):
     page.set_viewport_size({"width": 360, "height": 800})
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
     found = page.evaluate(OVERFLOW)
-    if AXE.exists():  # without it conftest says so
-        page.evaluate(f"{AXE.read_text('utf-8')}; 0")
+    if axe:
+        page.evaluate(f"{axe}; 0")
         page.wait_for_timeout(400)  # colors fade from one theme to the other
         found += page.evaluate(LOOK, [STANDARD, [], "colors", None])
     page.set_viewport_size({"width": 1300, "height": 900})

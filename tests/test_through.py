@@ -10,7 +10,7 @@ import threading
 
 import pytest
 import torch
-from built import AXE, HTML, ROOT
+from built import HTML, ROOT
 from looks import BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 from test_live_pages import Reader
 
@@ -311,13 +311,13 @@ def test_heads_and_pieces(person, trace):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_narrow_light_and_dark(person, theme):
+def test_narrow_light_and_dark(person, axe, theme):
     page, found = person.page, []
     page.set_viewport_size({"width": 360, "height": 800})
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
-    if AXE.exists():
+    if axe:
         page.evaluate(PREPARE)
-        page.evaluate(f"{AXE.read_text('utf-8')}; 0")
+        page.evaluate(f"{axe}; 0")
     for part, step in (("English in", "word + position"),
                        ("Decoder layer 2", "source weights"),
                        ("German out", "next piece")):  # fmt: skip
@@ -325,7 +325,7 @@ def test_narrow_light_and_dark(person, theme):
         person.strip.first.click()
         page.locator(".through-factors").first.wait_for()
         found += page.evaluate(OVERFLOW)
-        if AXE.exists():
+        if axe:
             for what in ("all", "colors"):
                 found += page.evaluate(LOOK, [STANDARD, BEYOND, what, None])
     page.set_viewport_size({"width": 1300, "height": 900})

@@ -9,7 +9,7 @@ import re
 import warnings
 
 import pytest
-from built import AXE, HTML
+from built import HTML
 from conftest import UNSEEN
 from looks import BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 from test_live_pages import LIGHT_PAGE, Reader
@@ -402,16 +402,16 @@ def test_odd_input_is_told(person):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_narrow_light_and_dark(person, theme):
+def test_narrow_light_and_dark(person, axe, theme):
     page = person.page
     person.translate(SENTENCES[9])
     page.locator(".translator-word").nth(1).click()
     page.set_viewport_size({"width": 360, "height": 800})
     page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
     found = page.evaluate(OVERFLOW)
-    if AXE.exists():  # without it conftest says so
+    if axe:
         page.evaluate(PREPARE)
-        page.evaluate(f"{AXE.read_text('utf-8')}; 0")
+        page.evaluate(f"{axe}; 0")
         for what in ("all", "colors"):
             found += page.evaluate(LOOK, [STANDARD, BEYOND, what, None])
     page.set_viewport_size({"width": 1300, "height": 900})
