@@ -91,7 +91,7 @@ def paper_recipe() -> Recipe:
 
 def tiny(**changes) -> Recipe:
     settings = {"vocab_size": 350, "max_tokens": 300, "max_steps": 30, "warmup": 10,
-                "validate_every": 10, "model": TINY}  # fmt: skip
+                "validate_every": 10, "max_pairs": 600, "model": TINY}  # fmt: skip
     return Recipe("tiny", "grammar-en-de", **(settings | changes))
 
 

@@ -23,7 +23,6 @@ from peers import (
     kept_rounds,
     race,
 )
-from scipy import stats
 from training import SIZES, prepared
 
 from transformer_lib.batches import make_batch, pad
@@ -268,6 +267,8 @@ def test_benchmark_runs(benchmark, tmp_path, capsys):
 
 def test_benchmark_is_sure_of_its_ratios(benchmark):
     """The interval is Student's, as scipy has it, and narrow enough or not."""
+    from scipy import stats
+
     mine, theirs = [1.0, 1.1, 0.9, 1.0, 1.05], [2.0, 2.1, 1.95, 2.2, 2.0]
     found = benchmark.ratio_of(mine, theirs)
     logs = np.log(np.array(theirs) / mine)

@@ -48,7 +48,7 @@ max_length = 40
 max_tokens = 300
 max_steps = 24
 warmup = 10
-validate_every = 3
+validate_every = 6
 keep_last = 0
 [model]
 d_model = 64
@@ -249,7 +249,7 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     (tmp_path / "tiny.toml").write_text(
         RECIPE.replace("keep_last = 0", "keep_last = 2")
     )
-    recipe = Recipe.load(tmp_path / "tiny.toml", max_steps=9)
+    recipe = Recipe.load(tmp_path / "tiny.toml", max_steps=9, validate_every=3)
     test = load_corpus("grammar-en-de", "test")
     few = replace(test, pairs=test.pairs[:10])
     monkeypatch.setattr(anchor, "load_corpus", lambda *asked: few)

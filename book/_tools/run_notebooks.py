@@ -4,6 +4,10 @@
     python book/_tools/run_notebooks.py 02_attention    this one, if it needs it
     python book/_tools/run_notebooks.py -f 02_attention this one, in any case
 
+Each runs as a reader runs it: the library comes by pip from a wheel, there is no
+checkout near, and the notebook has a folder of its own. A library that is found
+elsewhere fails the chapter.
+
 The outputs go into Jupyter Book's own cache, so that one run serves the tests and
 the pages. A chapter is run again when something that it depends on has changed: its
 code cells, the library modules that it imports (and what those import), the recipes
@@ -26,6 +30,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -37,14 +42,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
 os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
-# Seen from the chapters' folder: models that one chapter trains and others load.
-os.environ.setdefault("TRANSFORMER_LIB_RUNS", "../_build/runs")
 
+import installed  # noqa: E402
 import nbformat  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 LIBRARY = ROOT / "transformer_lib"
+RUNS = ROOT / "_build" / "runs"  # models that one chapter trains and others load
 CACHE = ROOT / "_build" / ".jupyter_cache"
 TIMINGS = ROOT / "_build" / "timings.json"
 TIMEOUT = 900  # seconds a cell may take
@@ -254,8 +259,42 @@ def processor() -> str:
 # --- running ---------------------------------------------------------------
 
 
-def execute(path: Path, timeout: int):
-    """Run one notebook from top to bottom; returns it, the seconds and the error."""
+# The last cell of every run, which the book does not keep: where the library is.
+ASK = "import importlib.util\nprint(importlib.util.find_spec('transformer_lib').origin)"
+
+
+def kernel_of(python: Path):
+    """A kernel that is not running yet, of another environment's Python."""
+    from jupyter_client import KernelManager
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    class Specs(KernelSpecManager):
+        def get_kernel_spec(self, kernel_name):
+            spec = super().get_kernel_spec(kernel_name)
+            spec.argv = [str(python), *spec.argv[1:]]
+            return spec
+
+    return KernelManager(kernel_spec_manager=Specs(), kernel_name="python3")
+
+
+def variables(python: Path) -> dict[str, str]:
+    """Those of a chapter: folders that are named are found from anywhere."""
+    found = installed.variables(python)
+    for name in ("TRANSFORMER_LIB_MIRROR", "TRANSFORMER_LIB_RUNS"):
+        if found.get(name):
+            found[name] = str(Path(found[name]).resolve())
+    return found
+
+
+def execute(path: Path, timeout: int, python: Path):
+    """Run one notebook from top to bottom; returns it, the seconds and the error.
+
+    Args:
+        path: The notebook; it runs in a folder that is new and has nothing in it but
+            `runs`, which stays from one run to the next.
+        timeout: Seconds that a cell may take.
+        python: That of the environment which the library is installed in.
+    """
     from nbclient import NotebookClient
     from nbclient.exceptions import (
         CellExecutionError,
@@ -264,21 +303,32 @@ def execute(path: Path, timeout: int):
     )
 
     notebook = nbformat.read(path, 4)
+    notebook.cells.append(nbformat.v4.new_code_cell(ASK))
+    folder = Path(tempfile.mkdtemp(prefix=f"{path.stem}-", dir=python.parents[2]))
+    RUNS.mkdir(parents=True, exist_ok=True)
+    (folder / "runs").symlink_to(RUNS, target_is_directory=True)
     client = NotebookClient(
         notebook,
+        km=kernel_of(python),
         timeout=timeout,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(path.parent)}},
+        resources={"metadata": {"path": str(folder)}},
         record_timing=False,
         # ipykernel warns about plain TCP on the local host at each start: not news.
         extra_arguments=["--IPKernelApp.log_level=40"],
     )
     start, error = time.perf_counter(), None
     try:
-        client.execute()
+        client.execute(env=variables(python))
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as caught:
         error = caught
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     join_streams(notebook)
+    asked = notebook.cells.pop()
+    if error is None:
+        where = asked.outputs[-1].text.strip()
+        if not Path(where).is_relative_to(python.parents[1]):
+            error = RuntimeError(f"The library is not the installed one: {where}")
     return notebook, time.perf_counter() - start, error
 
 
@@ -360,11 +410,17 @@ def run_all(paths: list[Path], jobs: int, force: bool, timeout: int) -> int:
         names = needs_of(name)
         return not any(n in todo or n in running.values() for n in names)
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="chapters-") as place,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        if todo:
+            wheel = installed.build(Path(place))
+            python = installed.install(wheel, Path(place) / "env")
         while todo or running:
             for name in sorted(todo, key=lambda n: (-urgency(n, timings), n)):
                 if len(running) < jobs and ready(name):
-                    future = pool.submit(execute, todo.pop(name), timeout)
+                    future = pool.submit(execute, todo.pop(name), timeout, python)
                     running[future] = name
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 name = running.pop(future)
