@@ -5,11 +5,15 @@ In a file of their own, so that two processes share the pages.
 
 import pytest
 from built import API, documents, need_the_book
-from looks import look_at
+from looks import EXAMPLES, HEADER, look_at
 
 need_the_book()
 
 NAMES = [name for name in documents() if name.startswith(API)]
+
+
+def test_the_pages_that_stand_for_all_are_here():
+    assert EXAMPLES <= set(NAMES) and HEADER <= set(documents())
 
 
 @pytest.mark.parametrize("name", [*NAMES, "search", "genindex", "404"])

@@ -1,8 +1,11 @@
 """Small and full: read in one place, told in each chapter's head, and both run."""
 
 import ast
+import contextlib
+import hashlib
 import json
 import math
+import os
 import re
 import time
 import types
@@ -10,33 +13,27 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from unittest import mock
 
 import matplotlib
 import pytest
+import torch
 
-from transformer_lib import ablations, recipes, runs
+from transformer_lib import ablations, bugs, corpora, evaluation, recipes, runs
+from transformer_lib import translator as translator_module
 from transformer_lib.ablations import _ablate_side_by_side
+from transformer_lib.grammar import grammar_split
 from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import Run
 from transformer_lib.trainer import train
 from transformer_lib.transformer import by_scale, seconds_allowed
+from transformer_lib.translator import Translator
 
 matplotlib.use("Agg")
 ROOT = Path(__file__).parents[1]
-UNSCALED = (
-    "corpora",
-    "translator",
-    "command_line",
-    "shipped_model",
-    "errata",
-    "bugs",
-    "evidence",
-)
 SCALED = sorted(
-    path
-    for path in ROOT.glob("notebooks/*.ipynb")
-    if path.stem[:2] >= "08" and path.stem[3:] not in UNSCALED
+    path for path in ROOT.glob("notebooks/*.ipynb") if path.stem[:2] >= "08"
 )
 # What a cell calls that goes to a GPU by itself, or asks where one is.
 TAKES_THE_DEVICE = {"default_device", "load_pretrained", "train", "train_parser",
@@ -132,16 +129,6 @@ def test_the_head_names_both_scales_and_the_code_reads_them(path):
     assert uses or "for a GPU" not in full[0], "no cell would use the GPU"
 
 
-@pytest.mark.parametrize("name", UNSCALED)
-def test_a_page_of_one_scale_says_so(name):
-    cells = cells_of(f"??_{name}")
-    box = next(c["source"] for c in cells[:9] if "> **Time**" in c["source"])
-    assert "This page computes the same at any scale and needs no GPU." in box
-    for cell in cells:
-        own = cell["cell_type"] == "code" and not cell["source"].startswith("#| export")
-        assert not (own and "by_scale(" in cell["source"]), cell["id"]
-
-
 def test_how_to_read_tells_of_the_scale_and_of_colab():
     text = (ROOT / "book" / "how_to_read.md").read_text("utf-8")
     for name in ("SCALE", "MINUTES", "DEVICE", "RUNS"):
@@ -149,15 +136,16 @@ def test_how_to_read_tells_of_the_scale_and_of_colab():
     for said in ("Change runtime type", "drive.mount", "After a disconnect"):
         assert said in text
     first, last = re.search(
-        r"from \[(\d\d)\][^[]+to\s+\[(\d\d)\][^[]+that train or measure", text
+        r"all chapters from \[(\d\d)\][^[]+to\s+\[(\d\d)\][^[]+: each says", text
     ).groups()
+    assert [first, last] == [path.stem[:2] for path in (SCALED[0], SCALED[-1])]
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
         scaled = any(
             re.search(r"(?<!def )by_scale\(", cell["source"])
             and not cell["source"].startswith("#| export")
             for cell in cells_of(path.stem)
         )
-        assert not scaled or path.stem == "00_why" or first <= path.stem[:2] <= last
+        assert not scaled or path.stem == "00_why" or path in SCALED
     start = "".join(cell["source"] for cell in cells_of("13_runs")[:6])
     assert "drive.mount" in start and "TRANSFORMER_LIB_RUNS" in start
     # The first chapter that trains says where all of this stands.
@@ -180,8 +168,6 @@ def tiny(**changes) -> Recipe:
 
 def test_time_that_is_up_loses_nothing(tmp_path):
     """Stopped after one update, then finished: bit for bit the run in one go."""
-    import torch
-
     cut = train(tiny(), tmp_path / "cut", max_seconds=0.0, device="cpu", show=False)
     assert cut.progress.step == 1
     data = tmp_path / "cut" / "data"
@@ -359,3 +345,129 @@ def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, tmp_path, capsy
     assert int(updates[0]) < int(updates[1])
     own = tmp_path / "runs" / "craft-parsing"
     assert Recipe.for_here("", own).precision == "bfloat16"
+
+
+# --- full of the chapters that train nothing ------------------------------------------
+
+
+def some_pairs(name="grammar-en-de", split="test", count=40):
+    """A corpus of a few of the grammar's pairs, whatever was asked for."""
+    return replace(corpora.load_corpus("grammar-en-de", "valid"), pairs=FEW[:count])
+
+
+FEW = grammar_split("valid")[:40]
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return Translator.from_pretrained("tatoeba-en-de", "cpu")
+
+
+def test_chapter_08_at_full_counts_the_leaks_of_a_second_language(full, capsys):
+    names = names_of(corpora) | dict.fromkeys(["train_set", "valid_set"], some_pairs())
+    names |= {"load_corpus": some_pairs, "CorpusUnavailable": ValueError}
+    run_cells("08_corpora", names, "def count_seen(", '["tatoeba-en-fr"]')
+    said = capsys.readouterr().out
+    assert re.findall(r"English +(\w+)$", said, re.M) == ["German", "French"]
+    assert "shared French left out" in said
+
+
+def test_chapter_17_at_full_streams_the_whole_text(full, shipped, capsys):
+    names = names_of(translator_module, translator=shipped, time=time)
+    names["corpus"] = some_pairs(count=5)
+    run_cells("17_translator", names, "translator.stream(lines, max_lines")
+    said = capsys.readouterr().out
+    assert re.findall(r"([\d,]+) lines together", said) == ["16", "128", "1,024"]
+    assert "0 of 5 lines depend on their company" in said
+
+
+def test_chapter_18_at_full_types_the_commands_and_goes_on(
+    full, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "0.005")
+    monkeypatch.chdir(tmp_path)
+    steps = []
+    for _ in range(2):
+        names: dict = {}
+        run_cells("18_command_line", names, "from transformer_lib.command_line import")
+        names["load_corpus"] = some_pairs
+        run_cells("18_command_line", names, "place = tempfile", "def type_in(")
+        typed = names["type_in"]
+        names["type_in"] = lambda line, typed=typed, **bar: typed(
+            line.replace("--vocab-size 4000", "--vocab-size 340"), **bar
+        )
+        run_cells(
+            "18_command_line", names, "prepare --train train.en train.de {rest}",
+            "transformer-lib train small", "transformer-lib average",
+        )  # fmt: skip
+        os.chdir(tmp_path)
+        said = capsys.readouterr().out
+        assert "--max-minutes 0.005" in said and "ended with" not in said
+        steps.append(Run.load(tmp_path / "runs/command-line/runs/mine").progress.step)
+    assert 1 <= steps[0] < steps[1] and full[0] == "small"
+
+
+def test_chapter_19_at_full_translates_all_that_is_recorded(full, shipped, capsys):
+    lines, references = zip(*FEW[:3], strict=True)
+    rows = list(zip(lines, references, shipped(lines), strict=True))
+    score = evaluation.sacre_bleu([row[2] for row in rows], references).value
+    names = {"translator": shipped, "time": time, "by_scale": by_scale, "record": {},
+             "sacre_bleu": evaluation.sacre_bleu, "CorpusUnavailable": KeyError,
+             "recorded_outputs": lambda record: rows,
+             "headline": {"sentences": 3, "value": score}}  # fmt: skip
+    marks = "def translate_again(", "rows = recorded_outputs(record)"
+    run_cells("19_shipped_model", names, *marks)
+    assert "3 sentences in" in capsys.readouterr().out
+    names["headline"]["value"] += 0.2  # another score than that of the record
+    with pytest.raises(AssertionError):
+        run_cells("19_shipped_model", names, marks[1])
+
+
+def test_chapter_30_at_full_measures_what_is_longer(full, capsys):
+    names: dict = {}
+    run_cells("30_errata", names, "from transformer_lib.attention import")
+
+    def shrunk(small, full):  # a sixteenth of all sizes
+        return torch.tensor(full).floor_divide(16).tolist()
+
+    names["by_scale"] = shrunk
+    run_cells("30_errata", names, "def products(", "def forward_times(")
+    said = capsys.readouterr().out
+    assert said.count("each doubling: times") == 4
+    assert said.count("the LSTM takes") == 3
+
+
+def test_chapter_31_at_full_trains_with_other_seeds(full, monkeypatch, capsys):
+    names = names_of(bugs, mock=mock, nullcontext=contextlib.nullcontext)
+    names["greedy_decode"] = lambda model, source, max_extra: source.tolist()
+    run_cells("31_bugs", names, "def reversals(", "def mixed_heads(")
+    asked = []
+    names["learn"] = lambda model, steps: asked.append(steps) or [1.0] * 20
+    run_cells("31_bugs", names, "def train_one(", "def train_more(")
+    assert asked == [200] * (4 + 20) + [1000] * 12
+    shares = [line.count("%") for line in capsys.readouterr().out.splitlines()]
+    assert shares == [0, *[5] * 4, 0, *[3] * 4]
+
+
+def test_chapter_32_at_full_scores_all_records_again(
+    full, shipped, monkeypatch, capsys
+):
+    lines, references = zip(*FEW[:3], strict=True)
+    outputs = shipped(lines, max_tokens=2048)
+    score = evaluation.sacre_bleu(outputs, references).value
+    chrf = evaluation.chrf(outputs, references).value
+    kept = {"sacreBLEU": score, "chrF2": chrf}
+    record = {
+        "outputs": outputs, "BLEU": {"value": score}, "model": "tatoeba-en-de",
+        "scores": {k: {"value": v, "sentences": 3} for k, v in kept.items()},
+        "outputs_sha256": hashlib.sha256("\n".join(outputs).encode()).hexdigest(),
+    }  # fmt: skip
+    rows = list(zip(lines, references, outputs, strict=True))
+    monkeypatch.setattr(runs, "recorded_outputs", lambda record: rows)
+    names = {"ENTRIES": ["one", "two"], "read_evidence": lambda name: record,
+             "load_corpus": lambda *_: some_pairs(count=3),
+             "CorpusUnavailable": KeyError}  # fmt: skip
+    run_cells("32_evidence", names, "def score_again(", "def translate_newstest(")
+    said = capsys.readouterr().out
+    assert re.findall(r"^(one|two) +sacreBLEU", said, re.M) == ["one", "two"]
+    assert "every line is the recorded one" in said

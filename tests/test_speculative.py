@@ -27,11 +27,11 @@ KINDS = {
 }  # fmt: skip
 
 
-def made(seed, vocabulary=V, d_model=16, **changes):
+def made(seed, vocabulary=V, d_model=16, num_layers=2, **changes):
     """A model that is surer than at the start, so that rows end at all lengths."""
     torch.manual_seed(seed)
     config = TransformerConfig(
-        vocabulary, d_model, num_heads=2, num_layers=2, d_ff=32, **changes
+        vocabulary, d_model, num_heads=2, num_layers=num_layers, d_ff=32, **changes
     )
     model = Transformer(config)
     with torch.no_grad():
@@ -236,7 +236,7 @@ def by_definition(model, text, settings):
 
 @torch.inference_mode()
 def largest_gap(guesses, settings, seed=3):
-    large, small = made(seed, 6, 8), made(seed + 1, 6, 8)
+    large, small = made(seed, 6, 8, 1), made(seed + 1, 6, 8, 1)
 
     def write(draw):
         steps = _Chain(large, SOURCE), _Chain(small, SOURCE)

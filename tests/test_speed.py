@@ -101,16 +101,6 @@ def test_losses_agree_step_by_step():
         assert low == pytest.approx(plain, abs=0.03) and low != plain
 
 
-def test_compiled_update_agrees():
-    """Through the compiler's front ends; no C++ compiler is needed for that."""
-    model = Transformer(CONFIG).eval()
-    pairs = token_pairs(12)
-    batch = make_batch(pairs, range(12))
-    torch.compiler.reset()
-    fast = torch.compile(_mean_loss, backend="aot_eager")
-    torch.testing.assert_close(fast(model, batch), _mean_loss(model, batch))
-
-
 def test_adam_takes_the_same_steps():
     """All forms against torch's default, over several updates."""
     finals = []

@@ -123,6 +123,10 @@ def test_resumed_run_is_bit_equal(train, tmp_path, monkeypatch, stop, fast):
 def test_max_seconds_stops_and_run_goes_on(train, tmp_path):
     assert train(tiny(), tmp_path, max_seconds=0.0).progress.step == 1
     assert train(tiny(), tmp_path).progress.step == 6
+    for wrong in (math.nan, -1):
+        with pytest.raises(ValueError, match=f"max_seconds={wrong}: must be 0 or"):
+            train(tiny(), tmp_path / "none", max_seconds=wrong)
+    assert not (tmp_path / "none").exists()
 
 
 def test_run_prepares_its_own_data_from_a_users_files(data_dir, tmp_path):

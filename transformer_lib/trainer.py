@@ -121,12 +121,14 @@ def train(
 
     Raises:
         ValueError: If the folder holds a run of another recipe or other files, or if
-            another process trains there.
+            another process trains there, or if max_seconds is below 0 or NaN.
         FloatingPointError: If a loss or gradient is not finite; it names the batch.
         OSError: If a checkpoint cannot be written; the one before it is kept.
     """
     if not str(run_dir).strip():
         raise ValueError("run_dir is empty: name the folder of the run.")
+    if not max_seconds >= 0:  # NaN would be no limit
+        raise ValueError(f"max_seconds={max_seconds}: must be 0 or more")
     run_dir = Path(run_dir)
     with _processes(device) as (rank, world_size, device), _held_folder(run_dir, rank):
         trainer = _set_up(recipe, run_dir, data_dir, device, rank, world_size,
