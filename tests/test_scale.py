@@ -163,6 +163,7 @@ LOAD = Recipe.load  # as it is when no test has put another in its place
 
 def tiny(**changes) -> Recipe:
     settings = {"max_steps": 6, "validate_every": 4, "max_tokens": 400, "model": SIZES}
+    settings |= {"max_pairs": 600, "vocab_size": 400}
     return LOAD("grammar", **settings | changes)
 
 
@@ -322,7 +323,7 @@ def test_an_error_in_a_row_is_told(tmp_path):
 def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, tmp_path, capsys):
     from transformer_lib import parsing
 
-    chosen = tiny(corpus="toy+chunks", vocab_size=400, max_length=60, max_steps=9_000)
+    chosen = tiny(corpus="toy+chunks", max_pairs=None, max_length=60, max_steps=9_000)
     chosen = partial(replace, chosen)
     monkeypatch.setattr(Recipe, "load", lambda name, **changes: chosen(**changes))
     names = names_of(parsing, runs_folder=runs.runs_folder)
