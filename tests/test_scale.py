@@ -246,7 +246,8 @@ def test_chapter_24_at_full_goes_on_with_the_papers_recipe(full, tmp_path, capsy
 
     folder = tmp_path / "runs" / "wmt14-en-de" / "data"
     recipe = tiny()
-    prepare("grammar-en-de", folder, recipe.vocab_size, max_length=recipe.max_length)
+    prepare("grammar-en-de", folder, recipe.vocab_size, max_length=recipe.max_length,
+            max_pairs=recipe.max_pairs)  # fmt: skip
     names = names_of(wmt, Recipe=Recipe, train=train, math=math)
     names["runs_folder"] = runs.runs_folder
     for _ in range(2):
