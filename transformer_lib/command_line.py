@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
             None.
 
     Returns:
-        0 if all went well, 1 if doctor found something to mend, 2 if what was asked
+        0 if all went well, 1 if doctor or diagnose found a fault, 2 if what was asked
         cannot be done (a sentence on standard error says why), 130 if interrupted.
     """
     parser = _make_parser()
@@ -409,8 +409,8 @@ def _needs(*packages: str) -> None:
 def _run_serve(asked: argparse.Namespace) -> None:
     """Answer requests for translations over HTTP.
 
-    Any text goes the way of `translate`: as many lines come back. 500 requests at once
-    are let in; more wait in line. It ends with Ctrl-C.
+    Any text goes the way of `translate`: as many lines come back. Hundreds of requests
+    at once are let in; more wait in line. It ends with Ctrl-C.
     """
     _needs("ctranslate2")
     from transformer_lib.ctranslate2_export import CTranslate2Model

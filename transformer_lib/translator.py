@@ -151,9 +151,9 @@ class Translator:
     ) -> Iterator[str]:
         """Translate lines as they come, in their order and in bounded memory.
 
-        What is translated together is at most max_lines lines and 100,000 characters
-        (one line may be longer), and less when the input pauses: a line that is
-        typed does not wait for the next.
+        What is translated together is at most max_lines lines; none is added once there
+        are 100,000 characters, nor when the input pauses: a line that is typed does not
+        wait for the next.
 
         Args:
             lines: Any iterable of strings, such as an open file or standard input, or
