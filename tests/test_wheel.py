@@ -9,17 +9,14 @@ tested (book/_tools/run_notebooks.py); `make colab` runs them with Colab's versi
 import json
 import re
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
+import installed
 import nbformat
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "book" / "_tools"))
-import installed  # noqa: E402
-import run_notebooks  # noqa: E402
+import run_notebooks
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "transformer_lib"

@@ -71,4 +71,5 @@ def variables(python: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     kept.pop("VIRTUAL_ENV", None)
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
-    return kept | {"PATH": path, "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    return kept | {"PATH": path, "PYTHONUTF8": "1"}

@@ -266,15 +266,10 @@ ASK = "import importlib.util\nprint(importlib.util.find_spec('transformer_lib').
 def kernel_of(python: Path):
     """A kernel that is not running yet, of another environment's Python."""
     from jupyter_client import KernelManager
-    from jupyter_client.kernelspec import KernelSpecManager
 
-    class Specs(KernelSpecManager):
-        def get_kernel_spec(self, kernel_name):
-            spec = super().get_kernel_spec(kernel_name)
-            spec.argv = [str(python), *spec.argv[1:]]
-            return spec
-
-    return KernelManager(kernel_spec_manager=Specs(), kernel_name="python3")
+    manager = KernelManager(kernel_name="python3")
+    manager.kernel_spec.argv[0] = str(python)
+    return manager
 
 
 def variables(python: Path) -> dict[str, str]:
