@@ -300,7 +300,11 @@ def test_chapter_26_tells_of_the_long_runs_once_they_are_there():
     root = Path(__file__).resolve().parents[1]
     kept = root / "transformer_lib" / "evidence" / "results"
     text = (root / "notebooks" / "26_parsing.ipynb").read_text("utf-8")
-    for name in ("parser/craft-large", "parser-reference/craft-labels"):
+    for name in (
+        "parser/craft-medium",
+        "parser/craft-large",
+        "parser-reference/craft-labels",
+    ):
         if (kept / f"{name}.json").exists():
             assert f"results/{name}" in text, f"chapter 26 does not read {name} yet"
             assert "still the small one" not in text
