@@ -33,6 +33,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -43,6 +44,7 @@ os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
 os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 
+import forked  # noqa: E402
 import installed  # noqa: E402
 import nbformat  # noqa: E402
 
@@ -263,13 +265,31 @@ def processor() -> str:
 ASK = "import importlib.util\nprint(importlib.util.find_spec('transformer_lib').origin)"
 
 
-def kernel_of(python: Path):
-    """A kernel that is not running yet, of another environment's Python."""
+def kernel_of(python: Path, command: Sequence[str] = ()):
+    """A kernel that is not running yet, of another environment's Python.
+
+    Args:
+        python: That of the environment.
+        command: What starts such a kernel faster, with its arguments behind it.
+    """
     from jupyter_client import KernelManager
 
     manager = KernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = str(python)
+    spec = manager.kernel_spec
+    spec.argv[0] = str(python)
+    if command:
+        spec.argv = [*command, "-f", "{connection_file}"]
     return manager
+
+
+def faster_kernels(python: Path, chapters: int):
+    """What starts a kernel of that Python faster, where it is worth it.
+
+    With a GPU it is not: a process that has asked for one cannot be forked.
+    """
+    if chapters < 2 or scale() != "small" or not sys.platform.startswith("linux"):
+        return contextlib.nullcontext(())
+    return forked.kernels(python, variables(python))
 
 
 def variables(python: Path) -> dict[str, str]:
@@ -281,7 +301,7 @@ def variables(python: Path) -> dict[str, str]:
     return found
 
 
-def execute(path: Path, timeout: int, python: Path):
+def execute(path: Path, timeout: int, python: Path, command: Sequence[str] = ()):
     """Run one notebook from top to bottom; returns it, the seconds and the error.
 
     Args:
@@ -289,6 +309,7 @@ def execute(path: Path, timeout: int, python: Path):
             `runs`, which stays from one run to the next.
         timeout: Seconds that a cell may take.
         python: That of the environment which the library is installed in.
+        command: As of kernel_of.
     """
     from nbclient import NotebookClient
     from nbclient.exceptions import (
@@ -304,7 +325,7 @@ def execute(path: Path, timeout: int, python: Path):
     (folder / "runs").symlink_to(RUNS, target_is_directory=True)
     client = NotebookClient(
         notebook,
-        km=kernel_of(python),
+        km=kernel_of(python, command),
         timeout=timeout,
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
@@ -407,15 +428,17 @@ def run_all(paths: list[Path], jobs: int, force: bool, timeout: int) -> int:
 
     with (
         tempfile.TemporaryDirectory(prefix="chapters-") as place,
+        contextlib.ExitStack() as until_all_ran,
         ThreadPoolExecutor(jobs) as pool,
     ):
         if todo:
             wheel = installed.build(Path(place))
             python = installed.install(wheel, Path(place) / "env")
+            fast = until_all_ran.enter_context(faster_kernels(python, len(todo)))
         while todo or running:
             for name in sorted(todo, key=lambda n: (-urgency(n, timings), n)):
                 if len(running) < jobs and ready(name):
-                    future = pool.submit(execute, todo.pop(name), timeout, python)
+                    future = pool.submit(execute, todo.pop(name), timeout, python, fast)
                     running[future] = name
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 name = running.pop(future)
