@@ -7,9 +7,12 @@ tested (book/_tools/run_notebooks.py); `make colab` runs them with Colab's versi
 """
 
 import json
+import os
 import re
 import subprocess
+import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -17,6 +20,11 @@ import installed
 import nbformat
 import pytest
 import run_notebooks
+from nbclient.exceptions import (
+    CellExecutionError,
+    CellTimeoutError,
+    DeadKernelError,
+)
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "transformer_lib"
@@ -131,11 +139,15 @@ print([p for p in [".", *sys.path] if Path(p or ".", "transformer_lib").exists()
 
 def test_a_chapter_runs_beside_the_wheel(python, tmp_path, monkeypatch):
     """In a folder with nothing in it, and the library is found in one place."""
+    runs_beside_the_wheel(python, tmp_path, monkeypatch)
+
+
+def runs_beside_the_wheel(python, tmp_path, monkeypatch, command=()):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", "notebooks")
     show = "import os; print(os.environ['TRANSFORMER_LIB_MIRROR'])"
     path = written(tmp_path, LOOKS_AROUND, show)
-    notebook, _, error = run_notebooks.execute(path, 60, python)
+    notebook, _, error = run_notebooks.execute(path, 60, python, command)
     assert error is None
     first, second = (cell.outputs[0].text for cell in notebook.cells)
     record, files, found = first.splitlines()
@@ -151,6 +163,80 @@ def test_a_chapter_beside_the_checkout_fails(python, tmp_path):
     _, _, error = run_notebooks.execute(path, 60, python)
     assert "The library is not the installed one" in str(error)
     assert str(LIBRARY) in str(error)
+
+
+# --- from kernels that are forked -----------------------------------------------------
+
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no pidfd")
+
+
+@pytest.fixture(scope="module")
+def command(python):
+    """What starts a kernel that has torch in its memory."""
+    with run_notebooks.faster_kernels(python, 2) as command:
+        assert command, "as `make test` runs them"
+        yield command
+
+
+@on_linux
+def test_a_chapter_runs_in_a_forked_kernel(python, tmp_path, monkeypatch, command):
+    runs_beside_the_wheel(python, tmp_path, monkeypatch, command)
+
+
+@on_linux
+def test_a_forked_kernel_has_modules_and_nothing_else(python, tmp_path, command):
+    """What one kernel does, the next does not see; pictures and threads are usual."""
+    asks = """\
+import sys
+torch_is_there = "torch" in sys.modules
+print(torch_is_there, [m for m in sys.modules if m.startswith("transformer_lib")])
+import os, random, numpy, torch, matplotlib, matplotlib.pyplot as plt
+print("left" in os.environ, torch.get_num_threads(), matplotlib.get_backend())
+os.environ["left"] = "behind"
+import transformer_lib.attention
+plt.plot([1, 2]); plt.show()
+print(torch.initial_seed(), random.random(), os.getpid())"""
+    said = []
+    for _ in range(2):
+        path = written(tmp_path, asks)
+        notebook, _, error = run_notebooks.execute(path, 60, python, command)
+        assert error is None
+        outputs = notebook.cells[0].outputs
+        text = "".join(o.text for o in outputs if o.output_type == "stream")
+        assert any("image/png" in o.get("data", {}) for o in outputs)
+        said.append(text.splitlines())
+    threads = os.environ["OMP_NUM_THREADS"]
+    for first, second, _ in said:
+        assert first == "True []"
+        assert second.split()[:2] == ["False", threads] and "inline" in second
+    assert said[0][2] != said[1][2], "two processes, and no common seed"
+
+
+@on_linux
+def test_a_forked_kernel_ends_as_others_do(python, tmp_path, command):
+    """Where it dies, where a cell takes too long, and after the last cell."""
+    show = "import os; print(os.getpid(), flush=True)"
+    for last, caught, seconds in (
+        ("os._exit(3)", DeadKernelError, 60),
+        ("import time; time.sleep(600)", CellTimeoutError, 3),
+        ("1 / 0", CellExecutionError, 60),
+        ("pass", type(None), 60),
+    ):
+        path = written(tmp_path, show, last)
+        notebook, _, error = run_notebooks.execute(path, seconds, python, command)
+        assert type(error) is caught, last
+        kernel = int(notebook.cells[0].outputs[0].text)
+        assert ended(kernel), f"{last}: its process is still there"
+
+
+def ended(process, seconds=20):
+    """Whether a process is gone, at once or soon."""
+    until = time.monotonic() + seconds
+    while Path(f"/proc/{process}").exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def test_no_notebook_looks_for_the_project():

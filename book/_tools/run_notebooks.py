@@ -272,9 +272,10 @@ def kernel_of(python: Path, command: Sequence[str] = ()):
         python: That of the environment.
         command: What starts such a kernel faster, with its arguments behind it.
     """
-    from jupyter_client import KernelManager
+    from jupyter_client import AsyncKernelManager
 
-    manager = KernelManager(kernel_name="python3")
+    # With another manager, nbclient would not see that a kernel died or takes too long.
+    manager = AsyncKernelManager(kernel_name="python3")
     spec = manager.kernel_spec
     spec.argv[0] = str(python)
     if command:
@@ -334,7 +335,7 @@ def execute(path: Path, timeout: int, python: Path, command: Sequence[str] = ())
     )
     start, error = time.perf_counter(), None
     try:
-        client.execute(env=variables(python))
+        client.execute(env=variables(python), cleanup_kc=True)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as caught:
         error = caught
     finally:
