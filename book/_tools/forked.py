@@ -80,6 +80,9 @@ def watch(asking: socket.socket) -> list[str]:
     watcher = os.getpid()
     kernel = os.fork()
     if kernel == 0:
+        import numpy
+
+        numpy.random.seed()  # Python's own generator does so after each fork
         asking.close()
         os.setsid()
         os.chdir(wanted["folder"])
