@@ -161,7 +161,7 @@ def rate_near_zero(place, healthy):
 
 
 def rate_too_high(place, healthy):
-    return made(place, factor=10.0, max_steps=60, validate_every=20)
+    return made(place, factor=10.0, max_steps=20, validate_every=20)
 
 
 def targets_moved_by_a_line(place, healthy):
