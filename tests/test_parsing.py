@@ -302,44 +302,13 @@ def test_chapter_26_tells_of_the_long_runs_once_they_are_there():
     text = (root / "notebooks" / "26_parsing.ipynb").read_text("utf-8")
     for name in (
         "parser/craft-medium",
+        "parser/craft-pre-norm",
         "parser/craft-large",
         "parser-reference/craft-labels",
     ):
         if (kept / f"{name}.json").exists():
             assert f"results/{name}" in text, f"chapter 26 does not read {name} yet"
             assert "still the small one" not in text
-
-
-def test_chunks_are_counted_with_the_right_beginning_given():
-    """A model that always writes one token, against a count by hand."""
-    trees = load_trees("toy", "valid").trees[:6]
-    bank = load_trees("toy").trees
-    tokenizer = train_tree_tokenizer(bank, 400, "chunks")
-    often = _chunks(linearize(trees[0]))[1]
-    (token,) = tokenizer.encode(often)
-
-    class Always(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-
-        def forward(self, src_ids, tgt_ids):
-            assert tgt_ids[0, 0] == 2 and src_ids[0, -1] == 3  # BOS and EOS
-            logits = torch.zeros(*tgt_ids.shape, tokenizer.vocab_size)
-            logits[..., token] = 1.0
-            return logits
-
-    expected, words = 0, 0
-    for one in trees:
-        written = _chunks(linearize(one))
-        expected, words = expected + written.count(often), words + len(written)
-    got = parsing._chunk_accuracy(Always(), tokenizer, trees)
-    assert got == {"known": (expected / words, words)} and expected > 3
-    odd = Tree("TOP", (Tree("S", (Tree("NN", word="Zyxxity"),)),))
-    assert parsing._chunk_accuracy(Always(), tokenizer, [odd])["shape"][1] == 1
-    subwords = train_tree_tokenizer(bank, 300)
-    with pytest.raises(ValueError, match="one chunk for each"):
-        parsing._chunk_accuracy(Always(), subwords, trees)
 
 
 def test_table_4_is_the_papers():

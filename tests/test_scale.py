@@ -345,7 +345,7 @@ def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, tmp_path, capsy
         )
         names["evaluate_parser"] = lambda *_: dict.fromkeys(["all", "beyond", "within"])
     assert int(updates[0]) < int(updates[1])
-    own = tmp_path / "runs" / "craft-parsing"
+    own = tmp_path / "runs" / "craft-pre-norm"
     assert Recipe.for_here("", own).precision == "bfloat16"
 
 

@@ -766,7 +766,7 @@ def _fill_parse(parser: argparse.ArgumentParser) -> None:
     """Options of parse."""
     parser.add_argument("files", type=_path_of, nargs="*", metavar="FILE", default=[],
                         help="text, a sentence a line (standard input)")
-    parser.add_argument("--model", default="craft-parsing", metavar="MODEL",
+    parser.add_argument("--model", default="craft-pre-norm", metavar="MODEL",
                         help="the folder of a parser (the one that ships)")
     parser.add_argument("--beam-size", type=int, default=4, metavar="K",
                         help="hypotheses kept (4; the paper's parser has 21)")

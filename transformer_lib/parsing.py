@@ -31,7 +31,7 @@ from .files import whole_file
 from .prepared import Prepared, prepare
 from .recipes import Recipe
 from .runs import Run
-from .tokenizer import _MARK, BOS, EOS, UNK, Tokenizer
+from .tokenizer import _MARK, EOS, Tokenizer
 from .trainer import train
 from .transformer import Transformer, evaluating
 from transformer_lib.tree_tokens import (
@@ -39,12 +39,10 @@ from transformer_lib.tree_tokens import (
     _FORMS,
     _OPENING,
     _brackets_of_slots,
-    _chunks,
     _form_of,
     _pieces_known,
     _plain_word,
     _source_text,
-    _source_word,
     _split_words,
     _tree_pair,
     _tree_slots,
@@ -58,7 +56,6 @@ from transformer_lib.trees import (
     Tree,
     _fault,
     clean_tree,
-    linearize,
     read_trees,
     repair,
 )
@@ -78,7 +75,7 @@ def train_parser(
     two tokens, and the brackets before it and behind it are one token each.
 
     Args:
-        recipe: Such as Recipe.load("craft-parsing").
+        recipe: Such as Recipe.load("craft-pre-norm").
         run_dir: Folder of the run; its folder trees gets the prepared treebank.
         treebank: Where wsj lies, if not in the cache or the mirror.
         more: Files of further trees to train on.
@@ -438,44 +435,6 @@ def _score_parses(trees: Sequence[Tree], parses: Sequence[Parse]) -> dict:
         "f1": total.f1, "precision": total.precision, "recall": total.recall,
         "exact": share, "sentences": total.sentences, "faults": dict(faults),
     }  # fmt: skip
-
-# %% ../notebooks/26_parsing.ipynb #ae86a3b8
-@torch.no_grad()
-def _chunk_accuracy(
-    model: Transformer, tokenizer: Tokenizer, trees: Sequence[Tree]
-) -> dict[str, tuple[float, int]]:
-    """Share of chunks written right when all chunks before them are given.
-
-    Args:
-        model: A parser of one chunk for each word.
-        tokenizer: Its tokenizer.
-        trees: Clean trees.
-
-    Returns:
-        "known", for chunks of words in the vocabulary, and "shape", for chunks of
-        words that the model reads as a shape: share that is right, and their number.
-
-    Raises:
-        ValueError: If the tokenizer is of another form.
-    """
-    if _form_of(tokenizer) != "chunks":
-        raise ValueError("this parser does not write one chunk for each word.")
-    known, right, seen = tokenizer.processor.piece_to_id, Counter(), Counter()
-    device = next(model.parameters()).device
-    with evaluating(model):
-        for tree in trees:
-            src = tokenizer.encode(_source_text(tree.words, tokenizer))
-            target = [tokenizer.encode(chunk) for chunk in _chunks(linearize(tree))]
-            flat = list(chain.from_iterable(target))
-            sides = ([*src, EOS], [BOS, *flat])
-            logits = model(*(torch.tensor([ids], device=device) for ids in sides))
-            best, at = logits[0].argmax(dim=-1).tolist(), 0  # (T + 1,)
-            for word, ids in zip(tree.words, target, strict=True):
-                kind = "shape" if known(_MARK + _source_word(word)) == UNK else "known"
-                right[kind] += best[at : at + len(ids)] == ids
-                seen[kind] += 1
-                at += len(ids)
-    return {kind: (right[kind] / seen[kind], seen[kind]) for kind in sorted(seen)}
 
 # %% ../notebooks/26_parsing.ipynb #bb7d408f
 _TABLE_4 = (  # parser, what it was trained on, F1 on section 23; Vaswani et al. 2017
