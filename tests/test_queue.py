@@ -256,7 +256,7 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     few = replace(test, pairs=test.pairs[:10])
     monkeypatch.setattr(anchor, "load_corpus", lambda *asked: few)
     whole = anchor.run(recipe, tmp_path / "whole", "cpu")
-    judged, count = anchor.valid_loss, itertools.count(1)
+    judged, count = anchor.loss_on, itertools.count(1)
 
     def stopped(*arguments):
         if next(count) == 2:
@@ -264,7 +264,7 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
         return judged(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(anchor, "valid_loss", stopped)
+        patch.setattr(anchor, "loss_on", stopped)
         anchor.run(recipe, tmp_path / "parts", "cpu")
     parts = anchor.run(recipe, tmp_path / "parts", "cpu")
     for record in (whole, parts):

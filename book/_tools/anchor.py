@@ -3,8 +3,9 @@
     python book/_tools/anchor.py tatoeba-en-de --run-dir DIR --out FILE
 
 What is shared with our run: the pieces, the division into training, validation and test
-pairs, the batches and their order, and the numbers of the recipe (size, dropout,
-smoothing, schedule, updates, precision, how many of the last weights are averaged).
+pairs, the batches and their order, and the numbers of the recipe (size, dropout and
+when it begins, smoothing, schedule, updates, precision, how many of the last weights
+are averaged).
 What is not ours: the model and how it begins (transformers), the loss and Adam (torch),
 the beam search (transformers' generate, beam 4), and the score (sacreBLEU itself).
 
@@ -13,6 +14,7 @@ its dropout from a seed of its own. Writes one JSON.
 """
 
 import argparse
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,12 +25,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from transformer_lib.batches import Batch, batches, make_batch, plan_batches
+from transformer_lib.batches import (
+    Batch,
+    TokenPairs,
+    _join_pairs,
+    batches,
+    make_batch,
+    plan_batches,
+    tokenize_pairs,
+)
 from transformer_lib.checkpoints import _write_json
+from transformer_lib.command_line import _recipe_asked
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
 from transformer_lib.marian import _marian_config
-from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD
@@ -36,12 +46,19 @@ from transformer_lib.trainer import _data_record, _ready_data
 from transformer_lib.transformer import TransformerConfig
 
 
-def endless(ready: Prepared, recipe: Recipe) -> Iterator[list[int]]:
+def endless(pairs: TokenPairs, recipe: Recipe) -> Iterator[list[int]]:
     """The batches of our run, pass by pass."""
-    epoch = 0
-    while True:
-        yield from plan_batches(ready.train, recipe.max_tokens, recipe.seed, epoch)
-        epoch += 1
+    for epoch in itertools.count():
+        yield from plan_batches(pairs, recipe.max_tokens, recipe.seed, epoch)
+
+
+def set_dropout(model: nn.Module, on: bool) -> None:
+    """Switch a Marian's dropout; its layers hold the probability as a number."""
+    config = model.config
+    for name, module in model.named_modules():
+        if hasattr(module, "dropout"):
+            p = config.attention_dropout if name.endswith("_attn") else config.dropout
+            module.dropout = p if on else 0.0
 
 
 def summed_loss(model: nn.Module, batch: Batch, epsilon: float) -> tuple:
@@ -58,11 +75,11 @@ def summed_loss(model: nn.Module, batch: Batch, epsilon: float) -> tuple:
 
 
 @torch.inference_mode()
-def valid_loss(model: nn.Module, ready: Prepared, recipe: Recipe, device) -> float:
-    """Nats a target token of the validation pairs, without smoothing."""
+def loss_on(model: nn.Module, pairs: TokenPairs, recipe: Recipe, device) -> float:
+    """Nats a target token, without smoothing."""
     model.eval()
     total = count = 0
-    for batch in batches(ready.valid, recipe.max_tokens):
+    for batch in batches(pairs, recipe.max_tokens):
         loss, tokens = summed_loss(model, batch.to(device), 0.0)
         total, count = total + loss.item(), count + tokens
     model.train()
@@ -100,12 +117,15 @@ def scores_of(outputs: list[str], references: list[str]) -> dict:
     return found
 
 
-def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
-    """Train from the last checkpoint on, average, and score."""
+def run(
+    recipe: Recipe, run_dir: Path, device: str,
+    split: str = "test", data_dir: Path | None = None,
+) -> dict:  # fmt: skip
+    """Train from the last checkpoint on, average, and score on a split."""
     from transformers import MarianMTModel
 
     run_dir.mkdir(parents=True, exist_ok=True)
-    ready = _ready_data(recipe, run_dir)
+    ready = _ready_data(recipe, run_dir, data_dir)
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
     model = MarianMTModel(_marian_config(config)).to(device).train()
@@ -118,7 +138,8 @@ def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
         adam.load_state_dict(state["adam"])
         at = state["at"]
     began, before = time.monotonic(), at["seconds"]
-    plan = endless(ready, recipe)
+    pairs = _join_pairs(ready.train, recipe.joined, recipe.max_length, recipe.seed)
+    plan = endless(pairs, recipe)
     for _ in range(at["step"]):
         next(plan)
     low = {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.precision]
@@ -126,7 +147,8 @@ def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
         at["step"] += 1
         step = at["step"]
         torch.manual_seed(recipe.seed * 1_000_000 + step)
-        batch = make_batch(ready.train, next(plan)).to(device)
+        batch = make_batch(pairs, next(plan)).to(device)
+        set_dropout(model, step > recipe.dropout_after)
         adam.param_groups[0]["lr"] = (
             recipe.factor * config.d_model**-0.5
             * min(step**-0.5, step * recipe.warmup**-1.5)
@@ -138,7 +160,7 @@ def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
         adam.step()
         at["tokens"] += tokens
         if step % recipe.validate_every == 0 or step == recipe.max_steps:
-            found = valid_loss(model, ready, recipe, device)
+            found = loss_on(model, ready.valid, recipe, device)
             at["seconds"] = before + time.monotonic() - began
             now = {name: at[name] for name in ("step", "tokens", "seconds")}
             now |= {"train_loss": loss.item() / tokens, "valid_loss": found}
@@ -158,7 +180,7 @@ def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
     mean = {name: sum(s[name].float() for s in states) / len(states)
             for name in states[0]}  # fmt: skip
     model.load_state_dict(mean)
-    test = load_corpus(recipe.corpus, "test")
+    test = load_corpus(recipe.corpus, split)
     sources, references = (list(side) for side in zip(*test.pairs, strict=True))
     outputs = translated(model, ready.tokenizer, sources, device)
     import transformers
@@ -176,6 +198,9 @@ def run(recipe: Recipe, run_dir: Path, device: str) -> dict:
         "test_set": test.name,
         "test_sha256": test.sha256,
         "sentences": len(test),
+        f"{split}_loss": loss_on(
+            model, tokenize_pairs(test.pairs, ready.tokenizer), recipe, device
+        ),
         "scores": scores_of(outputs, references),
     }
 
@@ -186,11 +211,16 @@ def main() -> None:
     )
     parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
     parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
+                        help="replace a setting of the recipe; can be repeated")
+    parser.add_argument("--split", choices=("valid", "test"), default="test",
+                        help="what is scored (test)")
+    parser.add_argument("--data", type=Path, help="what prepare wrote")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    recipe = Recipe.load(asked.recipe)
-    record = run(recipe, asked.run_dir, asked.device)
+    recipe = _recipe_asked(asked)
+    record = run(recipe, asked.run_dir, asked.device, asked.split, asked.data)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     _write_json(asked.out, record)
 
