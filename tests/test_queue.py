@@ -251,11 +251,23 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     (tmp_path / "tiny.toml").write_text(
         RECIPE.replace("keep_last = 0", "keep_last = 2")
     )
-    recipe = Recipe.load(tmp_path / "tiny.toml", max_steps=9, validate_every=3)
+    changes = {"max_steps": 9, "validate_every": 3, "joined": 0.5, "dropout_after": 4}
+    recipe = Recipe.load(tmp_path / "tiny.toml", **changes)
     test = load_corpus("grammar-en-de", "test")
     few = replace(test, pairs=test.pairs[:10])
     monkeypatch.setattr(anchor, "load_corpus", lambda *asked: few)
-    whole = anchor.run(recipe, tmp_path / "whole", "cpu")
+    summed, seen = anchor.summed_loss, []
+
+    def watched(model, *arguments):
+        if model.training:
+            own = {m.dropout for m in model.modules() if hasattr(m, "dropout")}
+            seen.append(max(own))
+        return summed(model, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(anchor, "summed_loss", watched)
+        whole = anchor.run(recipe, tmp_path / "whole", "cpu")
+    assert seen == [0.0] * 4 + [0.1] * 5
     judged, count = anchor.loss_on, itertools.count(1)
 
     def stopped(*arguments):
@@ -273,7 +285,10 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
             assert row.pop("seconds") > 0
     assert whole == parts and whole["averaged"] == [6, 9]
     ours = train(recipe, tmp_path / "ours", device="cpu")
-    assert ours.history[-1]["tokens"] == whole["tokens"]  # the same batches
+    assert ours.history[-1]["tokens"] == whole["tokens"]  # the same batches, joined too
+    plain = replace(recipe, joined=0.0)
+    other = train(plain, tmp_path / "plain", device="cpu")
+    assert other.history[-1]["tokens"] != whole["tokens"]
     assert ours.data == whole["data"]
 
 
