@@ -9,10 +9,11 @@
 # The runs go on in the background after MINUTES, until the machine is taken away.
 #
 # PYTHON names the interpreter; torch, sentencepiece, safetensors, sacrebleu and tqdm are
-# all it needs (transformers and ctranslate2 for the races). On a machine without the
-# internet TRANSFORMER_LIB_MIRROR names the folder with the corpora. Where the code is no
-# repository, TRANSFORMER_LIB_COMMIT says which commit it is. JOBS: processes side by side;
-# QUEUE: groups of the queue; DEVICE=cpu tries all of it without a GPU.
+# all it needs (transformers for the anchor and the races, ctranslate2 for the races). On a
+# machine without the internet TRANSFORMER_LIB_MIRROR names the folder with the corpora.
+# Where the code is no repository, TRANSFORMER_LIB_COMMIT says which commit it is. JOBS:
+# processes side by side; QUEUE: groups of the queue; DEVICE=cpu tries all of it without a
+# GPU.
 set -eu
 out=$1 what=${2:-all} minutes=${3:-40} python=${PYTHON:-python3} device=${DEVICE:-cuda}
 began=$(date +%s)
