@@ -449,6 +449,17 @@ def test_a_model_that_still_drops_units_is_found(run, healthy):
     assert named(findings, BATCH).advice == diagnosis._REMEDIES["dropout"][0]
 
 
+def test_a_damaged_text_is_refused(run, healthy, tmp_path):
+    """One byte is another one; the size is the same, and so is the file's header."""
+    shutil.copytree(healthy / "data", tmp_path / "data")
+    path = max((tmp_path / "data").rglob("*.npy"), key=lambda file: file.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{path.name} is damaged"):
+        diagnose(run, tmp_path / "data", device="cpu")
+
+
 def test_a_schedule_that_began_anew_is_found(run, healthy):
     """Its losses do not jump: only the rate tells."""
     rates = [noam_lr(20 * i, 64, 60, 0.3) for i in (1, 2, 3)]

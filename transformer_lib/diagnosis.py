@@ -761,7 +761,7 @@ def _broken_weights(folder: Path) -> Finding | None:
 def _text_of(run: Run, data: Prepared | str | Path | None) -> tuple:
     """Validation pairs, training pairs or None, and the vocabulary that cut them."""
     if data is not None:
-        ready = data if isinstance(data, Prepared) else Prepared.load(data)
+        ready = data if isinstance(data, Prepared) else Prepared.load(data, verify=True)
         return ready.valid, ready.train, ready.tokenizer
     try:
         pairs = load_corpus(run.recipe.corpus, "valid").pairs[:2000]
