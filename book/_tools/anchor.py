@@ -39,6 +39,7 @@ from transformer_lib.command_line import _recipe_asked
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
 from transformer_lib.marian import _marian_config
+from transformer_lib.objective import noam_lr
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD
@@ -149,10 +150,8 @@ def run(
         torch.manual_seed(recipe.seed * 1_000_000 + step)
         batch = make_batch(pairs, next(plan)).to(device)
         set_dropout(model, step > recipe.dropout_after)
-        adam.param_groups[0]["lr"] = (
-            recipe.factor * config.d_model**-0.5
-            * min(step**-0.5, step * recipe.warmup**-1.5)
-        )  # fmt: skip
+        rate = noam_lr(step, config.d_model, recipe.warmup, recipe.factor)
+        adam.param_groups[0]["lr"] = rate
         with torch.autocast(device.split(":")[0], low, low != torch.float32):
             loss, tokens = summed_loss(model, batch, recipe.epsilon)
         adam.zero_grad()
