@@ -186,6 +186,20 @@ def test_public_test_set_without_what_training_has_seen(tmp_path, monkeypatch):
     assert "2 pairs seen in training were dropped" in corpus.origin
 
 
+def test_what_training_leaves_out_of_tatoeba_is_counted(tmp_path, monkeypatch):
+    numbers = range(300)
+    out = [f"Number {i}." for i in numbers if held_out(f"Number {i}.")]
+    rest = [f"Number {i}." for i in numbers if not held_out(f"Number {i}.")]
+    lines = [f"{english}\tZahl.\n" for english in (*out, *rest[:7])]
+    lines += [f"{english}\tDie {english}\n" for english in rest[7:]]
+    (tmp_path / "deu-eng.zip").write_bytes(archive("".join(lines)))
+    monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", str(tmp_path))
+    train, valid = (load_corpus("tatoeba-en-de", s) for s in ("train", "valid"))
+    assert [english for english, _ in train.pairs] == rest[7:]
+    assert [english for english, _ in valid.pairs] == out != []
+    assert "; 7 left out of train" in train.origin and "left out" not in valid.origin
+
+
 def test_prepared_test_set_and_the_other_order_of_languages(tmp_path, monkeypatch):
     (tmp_path / "mirror").mkdir()
     (tmp_path / "mirror" / "fra-eng.zip").write_bytes(archive("Go.\tVa !\n", "fra.txt"))

@@ -755,8 +755,9 @@ def _load_tatoeba(name: str, split: str) -> Corpus:
     pairs, origin = fetch(source)
     if split != "test":
         targets = {target for english, target in pairs if held_out(english)}
-        pairs = list(_part_of(pairs, split == "valid", targets, 0.01))
-        return Corpus(name, split, pairs, source.licence, origin)
+        report = CleaningReport(origin)
+        pairs = list(_part_of(pairs, split == "valid", targets, 0.01, report))
+        return Corpus(name, split, pairs, source.licence, report.origin)
     seen = [set(side) for side in zip(*pairs, strict=True)]
     source = SOURCES[name.replace("tatoeba", "tatoeba-test")]
     pairs, origin = fetch(source)
