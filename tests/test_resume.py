@@ -269,6 +269,21 @@ def test_a_damaged_last_checkpoint_is_named_and_the_one_before_it_taken(
     assert_same_run(whole, half_way)
 
 
+def test_a_damaged_checkpoint_does_not_push_out_the_good_one_before(
+    half_way, whole, corpus, data_dir
+):
+    last, before = (half_way / f"last{end}.safetensors" for end in ("", ".previous"))
+    cut_short(last)
+    good = before.read_bytes()
+    with pytest.warns(UserWarning, match="last.safetensors is damaged"):
+        train(recipe_of(corpus, max_steps=12), half_way, data_dir, show=False)
+    assert before.read_bytes() == good  # and the run has a new last one
+    cut_short(last)
+    with pytest.warns(UserWarning, match="last.safetensors is damaged.*last.previous"):
+        train(recipe_of(corpus, max_steps=24), half_way, data_dir, show=False)
+    assert_same_run(whole, half_way)
+
+
 def test_two_damaged_checkpoints_are_named_and_the_best_weights_still_load(
     half_way, corpus, data_dir
 ):

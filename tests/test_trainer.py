@@ -69,8 +69,6 @@ def test_bits_that_are_slow_on_the_gpu_are_told(
     monkeypatch, recwarn, capability, precision, fast
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    trainer._warn_of_slow_bits(precision, "cpu")
-    assert not recwarn
     trainer._warn_of_slow_bits(precision, "cuda:0")
     said = [str(one.message) for one in recwarn]
     if fast is None:
@@ -78,6 +76,23 @@ def test_bits_that_are_slow_on_the_gpu_are_told(
     else:
         (text,) = said
         assert text.startswith(f"{precision} is slow on this GPU (compute capability ")
+        assert text.endswith(f"is faster in {fast} (--set precision={fast}).")
+
+
+@pytest.mark.parametrize(("bfloat16", "precision", "fast"), [
+    (1e9, "bfloat16", "float32"), (200e9, "bfloat16", None), (1e9, "float32", None),
+    (200e9, "float16", "bfloat16"),
+])  # fmt: skip
+def test_bits_that_are_slow_on_the_cpu_are_told(
+    monkeypatch, recwarn, bfloat16, precision, fast
+):
+    rates = {"float32": 50e9, "bfloat16": bfloat16}
+    monkeypatch.setattr(training, "_product_rates", lambda threads: rates)
+    trainer._warn_of_slow_bits(precision, "cpu")
+    said = [str(one.message) for one in recwarn]
+    assert len(said) == (fast is not None)
+    for text in said:
+        assert text.startswith(f"{precision} is slow on this CPU (50 GFLOP/s in float3")
         assert text.endswith(f"is faster in {fast} (--set precision={fast}).")
 
 

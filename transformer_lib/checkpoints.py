@@ -287,7 +287,8 @@ def load_checkpoint(
 ) -> Progress | None:
     """Put back what save_checkpoint wrote, and say where the run stands.
 
-    Where the last checkpoint is damaged, the one before it is taken, with a warning.
+    Where the last checkpoint is damaged, the one before it is taken, with a warning,
+    and the damaged one is deleted (by the process of rank 0).
 
     Returns:
         The progress, or None if nothing was saved yet.
@@ -313,6 +314,8 @@ def load_checkpoint(
                 "give the optimizer that the run began with, or another folder."
             )
         _put_back(tensors, model, optimizer, rank)
+        if errors and not rank:  # else it would take the place of the good one before
+            path.unlink()
         return at
     if errors:
         raise DamagedFile(

@@ -82,7 +82,7 @@ def prove(
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        exports: What export gave.
+        exports: What export_model gave.
         sentences: Sources; those without a word are left out, and those too long for
             Marian and CTranslate2, which have places for 1,000 tokens or so, or for
             the model's learned positions.

@@ -79,7 +79,7 @@ def _tree_of_labels(
     """The tree that the labels of its words describe; of any labels, some tree.
 
     Args:
-        labels: Of each word, as tree_labels gives them.
+        labels: Of each word, as _tree_labels gives them.
         leaves: The words, with their tags.
 
     Returns:

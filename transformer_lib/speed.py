@@ -52,17 +52,7 @@ from .transformer import Transformer, default_device
 def _laps(
     runs: dict[str, Callable[[], object]], rounds: int = 5, device: str | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of each contestant, round by round; round one is not counted.
-
-    Args:
-        runs: What is called, by name.
-        rounds: How many rounds count; the contestants take turns in each.
-        device: Where they compute, as default_device says if None: on "cuda" each is
-            waited for.
-
-    Raises:
-        ValueError: If there is nothing to run or no round.
-    """
+    """Seconds of each contestant, round by round; the rest as in race."""
     if not runs or rounds < 1:
         raise ValueError(f"{len(runs)} runs, {rounds} rounds: give one of each or more")
     cuda = default_device(device).startswith("cuda")
@@ -82,7 +72,20 @@ def _laps(
 def race(
     runs: dict[str, Callable[[], object]], rounds: int = 5, device: str | None = None
 ) -> dict[str, float]:
-    """Median seconds of each contestant; the rest as in laps."""
+    """Median seconds of each contestant; a first round is not counted.
+
+    Args:
+        runs: What is called, by name.
+        rounds: How many rounds count; the contestants take turns in each.
+        device: Where they compute, as default_device says if None: on "cuda" each is
+            waited for.
+
+    Returns:
+        Name -> seconds.
+
+    Raises:
+        ValueError: If there is nothing to run or no round.
+    """
     seconds = _laps(runs, rounds, device)
     return {name: statistics.median(values) for name, values in seconds.items()}
 

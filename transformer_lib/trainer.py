@@ -143,21 +143,23 @@ def train(
 
 # %% ../notebooks/13_runs.ipynb #9ec54f25
 def _warn_of_slow_bits(precision: str, device: str | torch.device) -> None:
-    """Warn where the 16 bits of a run are not those that its GPU is fast in.
+    """Warn where the 16 bits of a run are not those that its device is fast in.
 
     A GPU that is fast in bfloat16 is fast in float16, too.
 
     Args:
         precision: The run's.
-        device: Where it trains; on a CPU nothing is said.
+        device: Where it trains.
     """
-    if torch.device(device).type != "cuda" or precision == "float32":
+    if precision == "float32":
         return
+    on_gpu = torch.device(device).type == "cuda"
     fast, why = _native_precision(device)
-    if fast not in (precision, "bfloat16"):
+    if fast != precision and not (on_gpu and fast == "bfloat16"):
+        kind = "GPU" if on_gpu else "CPU"
         warnings.warn(
-            f"{precision} is slow on this GPU ({why}): a new run is faster in {fast} "
-            f"(--set precision={fast}).", stacklevel=3,
+            f"{precision} is slow on this {kind} ({why}): a new run is faster in "
+            f"{fast} (--set precision={fast}).", stacklevel=3,
         )  # fmt: skip
 
 # %% ../notebooks/13_runs.ipynb #b98330a8

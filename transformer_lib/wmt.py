@@ -366,7 +366,7 @@ def _clean_archive(
         archive: Where it is, and what is in it.
         pair: "en-de" or "en-fr".
         folder: Where NAME.PAIR.tsv.gz and NAME.PAIR.json go.
-        archives_in: As for fetch_archive.
+        archives_in: As for _fetch_archive.
         show: Whether to show a progress bar.
 
     Returns:
@@ -398,7 +398,7 @@ def _clean_wmt(
         pair: "en-de" or "en-fr".
         folder: Where train.tsv.gz, valid.tsv.gz and cleaning.json go.
         archives: Other archives than the paper's, by name, as in ARCHIVES.
-        archives_in: As for fetch_archive.
+        archives_in: As for _fetch_archive.
         valid: Pairs to validate on; newstest2013 if None.
         show: Whether to show progress.
 

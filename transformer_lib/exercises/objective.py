@@ -17,7 +17,7 @@ def check_shift(split_target):
     """The shift, and the usual wrong ones."""
     import torch
 
-    ids = torch.tensor([[1, 7, 5, 9, 2], [1, 8, 2, 0, 0]])
+    ids = torch.tensor([[2, 7, 5, 9, 3], [2, 8, 3, 0, 0]])
     result = split_target(ids)
     expect(
         isinstance(result, tuple | list) and len(result) == 2,
