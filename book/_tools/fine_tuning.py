@@ -126,7 +126,8 @@ def run(asked: argparse.Namespace) -> dict:
         "seed": asked.seed,
         "command": "python book/_tools/fine_tuning.py "
                    f"--factor {asked.factor} --pairs {asked.pairs} "
-                   f"--share {asked.share} --seed {asked.seed}",
+                   f"--share {asked.share} --seed {asked.seed} "
+                   "--run-dir FOLDER --out FILE",
         "recipe": asdict(recipe) | {"corpus": ORIGIN, "start_from": start},
         "data": {"corpus": f"{ORIGIN} of the mixed text", "old": OLD,
                  "train_pairs": done.data["train_pairs"], "sha256": _hash_pairs(text)},

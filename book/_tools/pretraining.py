@@ -182,7 +182,7 @@ def run(member: str, seed: int, steps: int, out: Path, device: str) -> dict:
         "member": member,
         "seed": seed,
         "command": f"python book/_tools/pretraining.py {member} --seed {seed} "
-                   f"--steps {steps}",
+                   f"--steps {steps} --out FILE",
         "config": asdict(task.config),
         "parameters": task.config.num_parameters(),
         "data": {"corpus": name, "sentences": len(rows), "held_out": len(held_rows),

@@ -103,7 +103,8 @@ def run(asked: argparse.Namespace) -> dict:
         "seed": asked.seed,
         "command": "python book/_tools/two_languages.py "
                    f"--pairs {asked.pairs} --pieces {asked.pieces} "
-                   f"--factor {asked.factor} --steps {asked.steps} --seed {asked.seed}",
+                   f"--factor {asked.factor} --steps {asked.steps} --seed {asked.seed} "
+                   "--run-dir FOLDER --out FILE",
         "recipe": asdict(recipe) | {"corpus": "tagged", "start_from": f"{old}, grown"},
         "data": {"corpus": [CORPUS.format(language) for language in TAGS],
                  "train_pairs": done.data["train_pairs"],
