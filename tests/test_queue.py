@@ -290,6 +290,13 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     other = train(plain, tmp_path / "plain", device="cpu")
     assert other.history[-1]["tokens"] != whole["tokens"]
     assert ours.data == whole["data"]
+    first = replace(recipe, max_steps=1, validate_every=1)
+    loss = train(first, tmp_path / "first", device="cpu").history[0]["train_loss"]
+    begun = {begin: anchor.run(first, tmp_path / begin, "cpu", begin=begin)
+             for begin in ("ours", "theirs")}  # fmt: skip
+    losses = {begin: run["history"][0]["train_loss"] for begin, run in begun.items()}
+    assert losses["ours"] == pytest.approx(loss, abs=1e-5)
+    assert abs(losses["theirs"] - loss) > 1e-3
 
 
 def test_fine_tuning_gone_on_with_gives_the_same(tmp_path, monkeypatch):

@@ -6,8 +6,9 @@ What is shared with our run: the pieces, the division into training, validation 
 pairs, the batches and their order, and the numbers of the recipe (size, dropout and
 when it begins, smoothing, schedule, updates, precision, how many of the last weights
 are averaged).
-What is not ours: the model and how it begins (transformers), the loss and Adam (torch),
-the beam search (transformers' generate, beam 4), and the score (sacreBLEU itself).
+What is not ours: the model and, without --begin ours, its first weights (transformers),
+the loss and Adam (torch), the beam search (transformers' generate, beam 4), and the
+score (sacreBLEU itself).
 
 A run stopped goes on from its last checkpoint, to the same result: each update draws
 its dropout from a seed of its own. Writes one JSON.
@@ -38,13 +39,13 @@ from transformer_lib.checkpoints import _write_json
 from transformer_lib.command_line import _recipe_asked
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
-from transformer_lib.marian import _marian_config
+from transformer_lib.marian import _marian_config, to_marian
 from transformer_lib.objective import noam_lr
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.trainer import _data_record, _ready_data
-from transformer_lib.transformer import TransformerConfig
+from transformer_lib.transformer import Transformer, TransformerConfig
 
 
 def endless(pairs: TokenPairs, recipe: Recipe) -> Iterator[list[int]]:
@@ -120,7 +121,7 @@ def scores_of(outputs: list[str], references: list[str]) -> dict:
 
 def run(
     recipe: Recipe, run_dir: Path, device: str,
-    split: str = "test", data_dir: Path | None = None,
+    split: str = "test", data_dir: Path | None = None, begin: str = "theirs",
 ) -> dict:  # fmt: skip
     """Train from the last checkpoint on, average, and score on a split."""
     from transformers import MarianMTModel
@@ -129,7 +130,11 @@ def run(
     ready = _ready_data(recipe, run_dir, data_dir)
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
-    model = MarianMTModel(_marian_config(config)).to(device).train()
+    if begin == "ours":
+        model = to_marian(Transformer(config))
+    else:
+        model = MarianMTModel(_marian_config(config))
+    model = model.to(device).train()
     adam = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
     kept, at = run_dir / "last.pt", {"step": 0, "tokens": 0, "seconds": 0.0}
     at["history"] = []
@@ -187,6 +192,7 @@ def run(
     return {
         "recipe": asdict(recipe),
         "model": f"transformers {transformers.__version__}, MarianMTModel",
+        "begin": begin,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "data": _data_record(ready),
         "environment": environment_record(device),
@@ -214,12 +220,16 @@ def main() -> None:
                         help="replace a setting of the recipe; can be repeated")
     parser.add_argument("--split", choices=("valid", "test"), default="test",
                         help="what is scored (test)")
+    parser.add_argument("--begin", choices=("theirs", "ours"), default="theirs",
+                        help="whose weights it begins with (theirs)")  # fmt: skip
     parser.add_argument("--data", type=Path, help="what prepare wrote")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     recipe = _recipe_asked(asked)
-    record = run(recipe, asked.run_dir, asked.device, asked.split, asked.data)
+    record = run(
+        recipe, asked.run_dir, asked.device, asked.split, asked.data, asked.begin
+    )
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     _write_json(asked.out, record)
 
