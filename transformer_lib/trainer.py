@@ -153,10 +153,9 @@ def _warn_of_slow_bits(precision: str, device: str | torch.device) -> None:
     """
     if precision == "float32":
         return
-    on_gpu = torch.device(device).type == "cuda"
+    kind = {"cuda": "GPU", "cpu": "CPU"}.get(torch.device(device).type, "device")
     fast, why = _native_precision(device)
-    if fast != precision and not (on_gpu and fast == "bfloat16"):
-        kind = "GPU" if on_gpu else "CPU"
+    if fast != precision and not (kind == "GPU" and fast == "bfloat16"):
         warnings.warn(
             f"{precision} is slow on this {kind} ({why}): a new run is faster in "
             f"{fast} (--set precision={fast}).", stacklevel=3,
