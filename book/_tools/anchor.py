@@ -134,6 +134,9 @@ def run(
         model = to_marian(Transformer(config))
     else:
         model = MarianMTModel(_marian_config(config))
+    if device == "cpu" and recipe.precision != "float32":
+        # In 16 bits torch's fused attention is slow on its way back on a CPU.
+        model.set_attn_implementation("eager")
     model = model.to(device).train()
     adam = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
     kept, at = run_dir / "last.pt", {"step": 0, "tokens": 0, "seconds": 0.0}
@@ -193,6 +196,7 @@ def run(
         "recipe": asdict(recipe),
         "model": f"transformers {transformers.__version__}, MarianMTModel",
         "begin": begin,
+        "attention": model.config._attn_implementation,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "data": _data_record(ready),
         "environment": environment_record(device),
