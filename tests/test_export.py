@@ -60,7 +60,7 @@ from transformer_lib.onnx_export import (
 )
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
-from transformer_lib.transformer import Transformer, TransformerConfig
+from transformer_lib.transformer import Transformer, TransformerConfig, normal_weights
 from transformer_lib.translator import Translator
 
 FEW = settings(max_examples=8)
@@ -562,6 +562,22 @@ def test_marian_has_the_same_gradients():
         for axis in axes:
             grad = grad.index_select(axis, order)
         torch.testing.assert_close(theirs[name].grad, grad, atol=1e-4, rtol=1e-4)
+
+
+def test_marian_begins_with_normal_weights():
+    """Held against the deviation that transformers gives each of its tensors."""
+    config = TransformerConfig(400, d_model=64, num_heads=4, num_layers=2, d_ff=96)
+    model = Transformer(config)
+    normal_weights(model, 0.02)
+    from transformers import MarianMTModel
+
+    ours, theirs = to_marian(model), MarianMTModel(_marian_config(config))
+    for name, tensor in theirs.named_parameters():
+        mine, its = (t.detach() for t in (ours.get_parameter(name), tensor))
+        if its.dim() == 1 or "position" in name:  # biases, norms, sines
+            torch.testing.assert_close(mine, its)
+        else:
+            assert mine.std().item() == pytest.approx(its.std().item(), rel=0.06), name
 
 
 @settings(max_examples=8, deadline=None)

@@ -221,6 +221,28 @@ def test_dropout_begins_late(train, tmp_path):
     assert losses[0][2] != losses[1][2]
 
 
+def test_first_weights_of_another_size(train, monkeypatch, tmp_path):
+    """Only where a recipe asks for it; a run that goes on keeps what it learned."""
+    began = []
+    normal = trainer.normal_weights
+
+    def noted(model, std):
+        began.append(std)
+        normal(model, std)
+
+    monkeypatch.setattr(trainer, "normal_weights", noted)
+    usual = train(tiny(max_steps=2), tmp_path / "usual")
+    assert not began
+    small = train(tiny(max_steps=2, initial_std=0.02), tmp_path / "small")
+    assert began == [0.02]
+    assert small.history[-1]["train_loss"] != usual.history[-1]["train_loss"]
+    table = small.model.src_embedding.weight
+    assert table.std().item() == pytest.approx(0.02, rel=0.1)
+    longer = train(tiny(max_steps=4, initial_std=0.02), tmp_path / "longer")
+    small = train(tiny(max_steps=4, initial_std=0.02), tmp_path / "small")
+    assert small.history[-1]["train_loss"] == longer.history[-1]["train_loss"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.1, 0.2, 0.5, 0.9])
 def test_fast_dropout_is_dropout(p, dtype):

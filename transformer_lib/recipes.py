@@ -57,6 +57,7 @@ class Recipe:
         start_from: A trained model to start from, as load_pretrained takes it; its
             vocabulary is used. Empty: from random weights.
         joined: Longer lines made by joining pairs, as a share of the pairs.
+        initial_std: Standard deviation of the first weights; 0 for those of chapter 07.
 
     Raises:
         ValueError: If a setting cannot be; it says what was given and what is allowed.
@@ -92,6 +93,7 @@ class Recipe:
     keep_last: int = 5
     start_from: str = ""
     joined: float = 0.0
+    initial_std: float = 0.0
 
     def __post_init__(self):
         _check_recipe(self)
@@ -192,6 +194,7 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "epsilon": (lambda v: _is_real(v) and 0 <= v < 1,
                 "a number, 0 or more and below 1"),
     "clip": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
+    "initial_std": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
     "dropout_after": _whole(0), "seed": _whole(0), "validate_every": _whole(1),
     "keep_last": _whole(0), "chunk": _whole(0), "prefetch": _whole(0),
     "packed": _whole(0), "fused": _BOOL, "compiled": _BOOL,

@@ -72,7 +72,12 @@ from transformer_lib.training import (
     update,
     validation_loss,
 )
-from .transformer import Transformer, TransformerConfig, default_device
+from transformer_lib.transformer import (
+    Transformer,
+    TransformerConfig,
+    default_device,
+    normal_weights,
+)
 
 # %% ../notebooks/13_runs.ipynb #9ec54f24
 _Batches = Callable[[int], Iterable[Batch]]  # of an epoch
@@ -619,7 +624,10 @@ def _set_up(
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
     dropout_layer = _FastDropout if recipe.fast_dropout else nn.Dropout
-    model = Transformer(config, dropout_layer=dropout_layer).to(device)
+    model = Transformer(config, dropout_layer=dropout_layer)
+    if recipe.initial_std:
+        normal_weights(model, recipe.initial_std)
+    model = model.to(device)
     if recipe.compiled:
         _compile_layers(model)
     if device == "cpu" and config.tie_embeddings and world_size == 1:
