@@ -60,7 +60,7 @@ from transformer_lib.onnx_export import (
 )
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
-from transformer_lib.transformer import Transformer, TransformerConfig, normal_weights
+from transformer_lib.transformer import Transformer, TransformerConfig, _normal_weights
 from transformer_lib.translator import Translator
 
 FEW = settings(max_examples=8)
@@ -568,7 +568,7 @@ def test_marian_begins_with_normal_weights():
     """Held against the deviation that transformers gives each of its tensors."""
     config = TransformerConfig(400, d_model=64, num_heads=4, num_layers=2, d_ff=96)
     model = Transformer(config)
-    normal_weights(model, 0.02)
+    _normal_weights(model, 0.02)
     from transformers import MarianMTModel
 
     ours, theirs = to_marian(model), MarianMTModel(_marian_config(config))

@@ -76,7 +76,7 @@ from transformer_lib.transformer import (
     Transformer,
     TransformerConfig,
     default_device,
-    normal_weights,
+    _normal_weights,
 )
 
 # %% ../notebooks/13_runs.ipynb #9ec54f24
@@ -626,7 +626,7 @@ def _set_up(
     dropout_layer = _FastDropout if recipe.fast_dropout else nn.Dropout
     model = Transformer(config, dropout_layer=dropout_layer)
     if recipe.initial_std:
-        normal_weights(model, recipe.initial_std)
+        _normal_weights(model, recipe.initial_std)
     model = model.to(device)
     if recipe.compiled:
         _compile_layers(model)
