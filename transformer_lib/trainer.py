@@ -75,8 +75,8 @@ from transformer_lib.training import (
 from transformer_lib.transformer import (
     Transformer,
     TransformerConfig,
-    default_device,
     _normal_weights,
+    default_device,
 )
 
 # %% ../notebooks/13_runs.ipynb #9ec54f24
