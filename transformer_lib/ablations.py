@@ -184,6 +184,7 @@ def _measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
         "updates": last["step"],
         "tokens": last["tokens"],
         "seconds": last["seconds"],
+        "history": run.history,
         "data": run.data,
         "environment": run.environment,
     }
