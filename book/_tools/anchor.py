@@ -24,6 +24,7 @@ from pathlib import Path
 import sacrebleu
 import torch
 import torch.nn.functional as F
+from evidence import some_of
 from torch import nn
 
 from transformer_lib.batches import (
@@ -190,6 +191,7 @@ def run(
     test = load_corpus(recipe.corpus, split)
     sources, references = (list(side) for side in zip(*test.pairs, strict=True))
     outputs = translated(model, ready.tokenizer, sources, device)
+    some = tokenize_pairs(some_of(test.pairs), ready.tokenizer, recipe.max_length)
     import transformers
 
     return {
@@ -210,6 +212,7 @@ def run(
         f"{split}_loss": loss_on(
             model, tokenize_pairs(test.pairs, ready.tokenizer), recipe, device
         ),
+        "losses": {split: loss_on(model, some, recipe, device)},  # as in our records
         "scores": scores_of(outputs, references),
     }
 

@@ -66,13 +66,17 @@ def scored(run: Run, weights: str, beam_size: int, test) -> tuple[dict, list[str
     return row, outputs
 
 
-def losses_of(run: Run, count: int = 1000) -> dict[str, float]:
+def some_of(pairs: list, count: int = 1000) -> list:
+    """The pairs of a split that a loss is taken on, always the same ones."""
+    return random.Random(0).sample(pairs, min(count, len(pairs)))
+
+
+def losses_of(run: Run) -> dict[str, float]:
     """Loss in nats per piece on some pairs of each split: no dropout, no smoothing."""
     found = {}
     for split in ("train", "valid", "test"):
         pairs = load_corpus(run.recipe.corpus, split).pairs
-        some = random.Random(0).sample(pairs, min(count, len(pairs)))
-        kept = tokenize_pairs(some, run.tokenizer, run.recipe.max_length)
+        kept = tokenize_pairs(some_of(pairs), run.tokenizer, run.recipe.max_length)
         found[split] = validation_loss(run.model, kept, 4096)
     return found
 
