@@ -57,3 +57,13 @@ def tiny(**changes):
     settings = {"max_steps": 6, "validate_every": 2, "max_tokens": 300}
     settings |= {"vocab_size": VOCABULARY, "model": SMALL}
     return Recipe.load("grammar", **settings | changes)
+
+
+def without_times(record):
+    """A record without what differs from run to run, in its parts too."""
+    if isinstance(record, list):
+        return [without_times(part) for part in record]
+    if not isinstance(record, dict):
+        return record
+    timed = ("seconds", "tokens_per_second", "environment")
+    return {k: without_times(v) for k, v in record.items() if k not in timed}

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_runs import without_times
 
 from transformer_lib import ablations
 from transformer_lib.ablations import (
@@ -185,14 +186,6 @@ def test_scaled_is_the_same_proportion_or_refused(name, value, base_value):
 
 
 # --- running them ---------------------------------------------------------------------
-
-
-def without_times(result: dict) -> dict:
-    timed = ("seconds", "tokens_per_second")
-    history = [{k: v for k, v in at.items() if k not in timed}
-               for at in result["history"]]  # fmt: skip
-    left = {k: v for k, v in result.items() if k not in ("seconds", "environment")}
-    return left | {"history": history}
 
 
 @pytest.fixture(scope="module")

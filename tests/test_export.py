@@ -566,11 +566,11 @@ def test_marian_has_the_same_gradients():
 
 def test_marian_begins_with_normal_weights():
     """Held against the deviation that transformers gives each of its tensors."""
+    from transformers import MarianMTModel
+
     config = TransformerConfig(400, d_model=64, num_heads=4, num_layers=2, d_ff=96)
     model = Transformer(config)
     _normal_weights(model, 0.02)
-    from transformers import MarianMTModel
-
     ours, theirs = to_marian(model), MarianMTModel(_marian_config(config))
     for name, tensor in theirs.named_parameters():
         mine, its = (t.detach() for t in (ours.get_parameter(name), tensor))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import without_times
 
 from transformer_lib.ablations import _ROWS
 from transformer_lib.command_line import main
@@ -85,11 +86,8 @@ def start(place, runs, *words):
 
 def results(place, runs):
     kept = sorted((place / f"{runs}-kept" / "test-queue").glob("*.json"))
-    found = {path.name: json.loads(path.read_text("utf-8")) for path in kept}
-    for record in found.values():
-        for name in ("seconds", "environment"):
-            del record[name]
-    return found
+    return {path.name: without_times(json.loads(path.read_text("utf-8")))
+            for path in kept}  # fmt: skip
 
 
 CHAIN = """
