@@ -400,6 +400,74 @@ def test_two_languages_gone_on_with_give_the_same(tmp_path, monkeypatch):
     assert len(held) > 20 and not held & bare
 
 
+def test_the_translator_pilot_gone_on_with_gives_the_same(tmp_path, monkeypatch):
+    """One run whole, one stopped after a checkpoint; and what the record says."""
+    import translator_pilot
+
+    from transformer_lib import trainer
+
+    pairs = {split: list(load_corpus("grammar-en-de", split).pairs)
+             for split in ("train", "valid")}  # fmt: skip
+    tokenizer = Tokenizer.train((t for p in pairs["train"][:400] for t in p), 340)
+    tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16}
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(340, **tiny))
+    start = model.save_pretrained(tmp_path / "start", tokenizer, half=False)
+    settings = tmp_path / "tiny.toml"
+    settings.write_text(
+        'name = "tiny"\ncorpus = "grammar-en-de"\nvocab_size = 340\nmax_pairs = 300\n'
+        "max_tokens = 300\n[model]\nd_model = 16\nnum_heads = 2\nnum_layers = 1\n"
+        "d_ff = 16\ndropout = 0.1\n"
+    )
+    monkeypatch.setattr(translator_pilot, "RECIPE", str(settings))
+    # Of the grammar nearly all have neighbors; a few others have none.
+    strangers = [(f"w{i} x{i} y{i}", f"a{i} b{i} c{i}") for i in range(8)]
+
+    def corpus(name, split="train"):
+        more = strangers if split == "valid" else []
+        there = load_corpus(name, split)
+        return replace(there, pairs=[*there.pairs[:2000], *more])
+
+    monkeypatch.setattr(translator_pilot, "load_corpus", corpus)
+
+    def run(name, way="bpe-dropout"):
+        words = (
+            f"{way} --steps 15 --start {start} --run-dir {tmp_path / name} --out none"
+        )
+        return translator_pilot.run(translator_pilot.arguments(words.split()))
+
+    whole = run("whole")
+    saved = trainer._validate_and_save
+
+    def stopped(*arguments):
+        saved(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "_validate_and_save", stopped)
+        run("parts")
+    records = [without_times(record) for record in (whole, run("parts"))]
+    assert records[0] == records[1] and str(tmp_path) not in json.dumps(whole)
+    assert whole["averaged"] == [11, 12, 13, 14, 15] and whole["updates"] == 15
+    assert whole["recipe"]["sample"] == 0.1 and whole["recipe"]["copies"] == 4
+    assert whole["recipe"]["model"]["dropout"] == 0.1
+    assert whole["valid"]["without_neighbors"] >= len(strangers)
+    assert whole["valid"]["without_neighbors"] < whole["valid"]["pairs"]
+    other = run("other", "dropout0.3")
+    assert other["recipe"]["model"]["dropout"] == 0.3
+    assert other["before"] == whole["before"] != other["after"] != whole["after"]
+
+
+def test_a_neighbor_differs_in_one_word():
+    from translator_pilot import without_neighbors
+
+    known = [("", "Tom mag Tee sehr."), ("", "Ja.")]
+    near = ["Tom mag Tee sehr.", "Tom mag Milch sehr.", "Nein."]
+    far = ["Tom mag Tee.", "Tom trinkt Milch sehr.", "Ich mag Tee sehr gern."]
+    pairs = [("", german) for german in near + far]
+    assert without_neighbors(pairs, known) == [("", german) for german in far]
+
+
 def test_the_runs_of_fine_tuning_are_told_apart(tmp_path):
     """Each command is understood, and differs from the others in what its name says."""
     import fine_tuning
