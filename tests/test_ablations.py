@@ -577,3 +577,29 @@ def test_bleu_is_measured_on_the_text_that_was_prepared(tmp_path, monkeypatch):
     assert len(held_out) > 50, "too few to see that they are spread out"
     assert seen == [held_out[:: math.ceil(len(held_out) / 25)]]
     assert 13 <= len(seen[0]) <= 25
+
+
+def test_alike_places_against_other_ways():
+    """The cosines by torch, pair by pair; the ends of the encoder by its own output."""
+    import alike_places
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 8)
+    cosine = torch.nn.functional.cosine_similarity
+    by_pair = [cosine(x[i], x[j], dim=0) for i in range(5) for j in range(5) if i != j]
+    found = alike_places.mean_cosine(x)
+    assert found == pytest.approx(float(torch.stack(by_pair).mean()), abs=1e-6)
+    assert alike_places.mean_cosine(x[:1].expand(4, 8)) == pytest.approx(1, abs=1e-6)
+    assert alike_places.mean_cosine(torch.eye(6)) == pytest.approx(0, abs=1e-6)
+    tiny = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 16}
+    model = Transformer(TransformerConfig(30, **tiny)).eval()
+    sources = [[5, 6, 7, 3], [8, 9, 3], [5, 3]]
+    with torch.inference_mode():
+        encoded = [model.encode(torch.tensor([ids])) for ids in sources]
+    last = [alike_places.mean_cosine(memory[0]) for memory in encoded]
+    layers = alike_places.by_layer(model, sources)
+    assert len(layers) == 3 and len(set(layers)) == 3
+    assert layers[-1] == pytest.approx(sum(last) / 3, abs=1e-4)
+    pairs = [("a", "A"), ("b b", "B"), ("c c c", "C"), ("d d", "D")]
+    others = alike_places.with_other_sources(pairs)
+    assert sorted(t for _, t in others) == list("ABCD") and not set(others) & set(pairs)

@@ -1,0 +1,110 @@
+"""How alike the places of a sentence are inside an encoder, layer by layer.
+
+    python book/_tools/alike_places.py RUN RUN ...
+
+Each RUN is a folder of a run of ablate, ROW-SEED in a folder that says which. For
+validation sentences: the mean cosine between the vectors of two different places of one
+sentence, in the sums of embedding and position, and after each layer of the encoder. At
+1 all places have the same direction, and attention cannot tell them apart. Beside it
+the loss with the right source, and with that of another sentence, about as long. The
+record goes to transformer_lib/evidence/alike-places.json.
+"""
+
+import argparse
+import random
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from transformer_lib.batches import tokenize_pairs
+from transformer_lib.checkpoints import _write_json
+from transformer_lib.corpora import _hash_pairs, load_corpus
+from transformer_lib.runs import Run, environment_record
+from transformer_lib.tokenizer import EOS
+from transformer_lib.training import validation_loss
+
+OUT = Path(__file__).resolve().parents[2] / "transformer_lib/evidence/alike-places.json"
+SENTENCES = 500
+
+
+def mean_cosine(x: Tensor) -> float:
+    """Mean cosine between two different rows of x, (S, D), S at least 2."""
+    unit = nn.functional.normalize(x, dim=-1)
+    number = len(x)
+    return float(((unit @ unit.T).sum() - number) / (number * (number - 1)))
+
+
+@torch.inference_mode()
+def by_layer(model, sources: list[list[int]]) -> list[float]:
+    """The mean cosine before the first layer and after each, over the sentences."""
+    seen: dict[int, Tensor] = {}
+    layers = model.encoder.layers
+
+    def before(layer, given):
+        seen[0] = given[0]
+
+    def after(layer, given, output, place):
+        seen[place] = output
+
+    hooks = [layers[0].register_forward_pre_hook(before)]
+    for place, layer in enumerate(layers, start=1):
+        hooks.append(layer.register_forward_hook(
+            lambda *found, place=place: after(*found, place)))  # fmt: skip
+    try:
+        totals = [0.0] * (len(layers) + 1)
+        for ids in sources:
+            model.encode(torch.tensor([ids]))
+            for place, x in seen.items():
+                totals[place] += mean_cosine(x[0].float())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [round(total / len(sources), 4) for total in totals]
+
+
+def with_other_sources(pairs: list) -> list:
+    """Each target with the source of another pair of about the same length."""
+    order = sorted(pairs, key=lambda pair: len(pair[0].split()))
+    others = order[1:] + order[:1]
+    return [(other[0], pair[1]) for pair, other in zip(order, others, strict=True)]
+
+
+def measure(run: Run, pairs: list) -> dict:
+    """Cosines and losses of one run's best weights."""
+    model, tokenizer = run.model.eval(), run.tokenizer
+    sources = [[*tokenizer.encode(source), EOS] for source, _ in pairs]
+    losses = [
+        validation_loss(model, tokenize_pairs(some, tokenizer), 4000)
+        for some in (pairs, with_other_sources(pairs))
+    ]
+    return {
+        "recipe": asdict(run.recipe), "updates": run.record["step"],
+        "data": run.data, "cosines": by_layer(model, sources),
+        "loss": round(losses[0], 4), "loss_with_another_source": round(losses[1], 4),
+    }  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args(arguments)
+    runs = {f"{f.parent.name}/{f.name}": Run.load(f, "cpu", "best") for f in given.runs}
+    corpus = next(iter(runs.values())).recipe.corpus
+    valid = [pair for pair in load_corpus(corpus, "valid").pairs if all(pair)]
+    pairs = random.Random(0).sample(valid, min(SENTENCES, len(valid)))
+    record = {
+        "command": "python book/_tools/alike_places.py RUN RUN",
+        "validation": {"pairs": len(pairs), "sha256": _hash_pairs(pairs)},
+        "environment": environment_record("cpu"),
+        "results": {name: measure(run, pairs) for name, run in runs.items()},
+    }
+    _write_json(given.out, record)
+    for name, one in record["results"].items():
+        print(name, one["cosines"], one["loss"], one["loss_with_another_source"])
+
+
+if __name__ == "__main__":
+    main()
