@@ -18,6 +18,7 @@ import pytest
 import torch
 from small_runs import without_times
 
+from transformer_lib import trainer
 from transformer_lib.ablations import _ROWS
 from transformer_lib.command_line import main
 from transformer_lib.corpora import load_corpus
@@ -297,28 +298,17 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     assert abs(losses["theirs"] - loss) > 1e-3
 
 
-def test_fine_tuning_gone_on_with_gives_the_same(tmp_path, monkeypatch):
-    """One run whole, one stopped after a checkpoint; and what the record says."""
-    import fine_tuning
-
-    from transformer_lib import trainer
-
-    old = list(load_corpus("grammar-en-de").pairs)
-    tokenizer = Tokenizer.train((side for pair in old[:400] for side in pair), 340)
+def saved_model(folder, pairs):
+    """A tiny model that has learned nothing, saved, with pieces of these pairs."""
+    tokenizer = Tokenizer.train((side for pair in pairs[:400] for side in pair), 340)
     tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16}
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(340, **tiny))
-    start = model.save_pretrained(tmp_path / "start", tokenizer, half=False)
-    new = [(source.upper(), target) for source, target in old[500:900]]
-    monkeypatch.setattr(fine_tuning, "pairs_of", lambda origin: new)
-    monkeypatch.setattr(fine_tuning, "OLD", "grammar-en-de")
-    monkeypatch.setattr(fine_tuning, "HELD", 20)
+    return model.save_pretrained(folder, tokenizer, half=False)
 
-    def run(name):
-        words = "--factor 1 --pairs 90 --share 0.4 --steps 6 --every 2 --sentences 12 "
-        words += f"--start {start} --run-dir {tmp_path / name} --out none"
-        return fine_tuning.run(fine_tuning.arguments(words.split()))
 
+def whole_and_parts(run, monkeypatch):
+    """What run gives at one go, and when it was stopped after a checkpoint."""
     whole = run("whole")
     saved = trainer._validate_and_save
 
@@ -329,7 +319,26 @@ def test_fine_tuning_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(trainer, "_validate_and_save", stopped)
         run("parts")
-    parts = run("parts")
+    return whole, run("parts")
+
+
+def test_fine_tuning_gone_on_with_gives_the_same(tmp_path, monkeypatch):
+    """One run whole, one stopped after a checkpoint; and what the record says."""
+    import fine_tuning
+
+    old = list(load_corpus("grammar-en-de").pairs)
+    start = saved_model(tmp_path / "start", old)
+    new = [(source.upper(), target) for source, target in old[500:900]]
+    monkeypatch.setattr(fine_tuning, "pairs_of", lambda origin: new)
+    monkeypatch.setattr(fine_tuning, "OLD", "grammar-en-de")
+    monkeypatch.setattr(fine_tuning, "HELD", 20)
+
+    def run(name):
+        words = "--factor 1 --pairs 90 --share 0.4 --steps 6 --every 2 --sentences 12 "
+        words += f"--start {start} --run-dir {tmp_path / name} --out none"
+        return fine_tuning.run(fine_tuning.arguments(words.split()))
+
+    whole, parts = whole_and_parts(run, monkeypatch)
     for record in (whole, parts):
         record["seconds"] = record["environment"] = None
     assert whole == parts and str(tmp_path) not in json.dumps(whole)
@@ -348,15 +357,9 @@ def test_two_languages_gone_on_with_give_the_same(tmp_path, monkeypatch):
     """One run whole, one stopped after a checkpoint; and what the record says."""
     import two_languages
 
-    from transformer_lib import trainer
-
     grammar = {split: list(load_corpus("grammar-en-de", split).pairs)
                for split in ("train", "test")}  # fmt: skip
-    tokenizer = Tokenizer.train((t for p in grammar["train"][:400] for t in p), 340)
-    tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16}
-    torch.manual_seed(0)
-    model = Transformer(TransformerConfig(340, **tiny))
-    start = model.save_pretrained(tmp_path / "start", tokenizer, half=False)
+    start = saved_model(tmp_path / "start", grammar["train"])
 
     def corpus(name, split):
         """French is German in capitals; test sentences are trained on, unless held."""
@@ -373,17 +376,7 @@ def test_two_languages_gone_on_with_give_the_same(tmp_path, monkeypatch):
         words += f"--start {start} --run-dir {tmp_path / name} --out none"
         return two_languages.run(two_languages.arguments(words.split()))
 
-    whole = run("whole")
-    saved = trainer._validate_and_save
-
-    def stopped(*arguments):
-        saved(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer, "_validate_and_save", stopped)
-        run("parts")
-    parts = run("parts")
+    whole, parts = whole_and_parts(run, monkeypatch)
     for record in (whole, parts):
         record["seconds"] = record["environment"] = None
     assert whole == parts and str(tmp_path) not in json.dumps(whole)
@@ -404,15 +397,7 @@ def test_the_translator_pilot_gone_on_with_gives_the_same(tmp_path, monkeypatch)
     """One run whole, one stopped after a checkpoint; and what the record says."""
     import translator_pilot
 
-    from transformer_lib import trainer
-
-    pairs = {split: list(load_corpus("grammar-en-de", split).pairs)
-             for split in ("train", "valid")}  # fmt: skip
-    tokenizer = Tokenizer.train((t for p in pairs["train"][:400] for t in p), 340)
-    tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16}
-    torch.manual_seed(0)
-    model = Transformer(TransformerConfig(340, **tiny))
-    start = model.save_pretrained(tmp_path / "start", tokenizer, half=False)
+    start = saved_model(tmp_path / "start", load_corpus("grammar-en-de").pairs)
     settings = tmp_path / "tiny.toml"
     settings.write_text(
         'name = "tiny"\ncorpus = "grammar-en-de"\nvocab_size = 340\nmax_pairs = 300\n'
@@ -436,18 +421,9 @@ def test_the_translator_pilot_gone_on_with_gives_the_same(tmp_path, monkeypatch)
         )
         return translator_pilot.run(translator_pilot.arguments(words.split()))
 
-    whole = run("whole")
-    saved = trainer._validate_and_save
-
-    def stopped(*arguments):
-        saved(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer, "_validate_and_save", stopped)
-        run("parts")
-    records = [without_times(record) for record in (whole, run("parts"))]
-    assert records[0] == records[1] and str(tmp_path) not in json.dumps(whole)
+    whole, parts = whole_and_parts(run, monkeypatch)
+    assert without_times(whole) == without_times(parts)
+    assert str(tmp_path) not in json.dumps(whole)
     assert whole["averaged"] == [11, 12, 13, 14, 15] and whole["updates"] == 15
     assert whole["recipe"]["sample"] == 0.1 and whole["recipe"]["copies"] == 4
     assert whole["recipe"]["model"]["dropout"] == 0.1

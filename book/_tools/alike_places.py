@@ -39,24 +39,19 @@ def mean_cosine(x: Tensor) -> float:
 @torch.inference_mode()
 def by_layer(model, sources: list[list[int]]) -> list[float]:
     """The mean cosine before the first layer and after each, over the sentences."""
-    seen: dict[int, Tensor] = {}
+    seen: list[Tensor] = []  # what came in, and what each layer gave
     layers = model.encoder.layers
-
-    def before(layer, given):
-        seen[0] = given[0]
-
-    def after(layer, given, output, place):
-        seen[place] = output
-
-    hooks = [layers[0].register_forward_pre_hook(before)]
-    for place, layer in enumerate(layers, start=1):
-        hooks.append(layer.register_forward_hook(
-            lambda *found, place=place: after(*found, place)))  # fmt: skip
+    hooks = [layers[0].register_forward_pre_hook(lambda _, x: seen.append(x[0]))]
+    hooks += [
+        layer.register_forward_hook(lambda _, x, out: seen.append(out))
+        for layer in layers
+    ]
+    totals = [0.0] * (len(layers) + 1)
     try:
-        totals = [0.0] * (len(layers) + 1)
         for ids in sources:
+            seen.clear()
             model.encode(torch.tensor([ids]))
-            for place, x in seen.items():
+            for place, x in enumerate(seen):
                 totals[place] += mean_cosine(x[0].float())
     finally:
         for hook in hooks:

@@ -69,20 +69,24 @@ def write_text(folder: Path, splits: dict) -> dict:
     return corpus
 
 
+def scores_of(model, tokenizer, about: dict, pairs: list, **decoding) -> dict:
+    """Loss, BLEU and chrF of a model on some pairs; greedy if decoding is empty."""
+    sources, references = (list(side) for side in zip(*pairs, strict=True))
+    outputs = Translator(model, tokenizer, about)(sources, **decoding)
+    return {
+        "nats": loss_of(model, tokenizer, pairs),
+        "sacreBLEU": asdict(sacre_bleu(outputs, references)),
+        "chrF2": asdict(chrf(outputs, references)),
+    }
+
+
 def scored(model, tokenizer, about: dict, tests: dict) -> dict:
     """Loss, BLEU and chrF of a model on each test set, greedy."""
-    found, translator = {}, Translator(model, tokenizer, about)
-    for name, pairs in tests.items():
-        outputs = translator([source for source, _ in pairs])
-        references = [target for _, target in pairs]
-        found[name] = {
-            "nats": loss_of(model, tokenizer, pairs),
-            "sacreBLEU": asdict(sacre_bleu(outputs, references)),
-            "chrF2": asdict(chrf(outputs, references)),
-            "sentences": len(pairs),
-            "sha256": _hash_pairs(pairs),
-        }
-    return found
+    return {
+        name: scores_of(model, tokenizer, about, pairs)
+        | {"sentences": len(pairs), "sha256": _hash_pairs(pairs)}
+        for name, pairs in tests.items()
+    }
 
 
 def loss_of(model, tokenizer, pairs: list) -> float:

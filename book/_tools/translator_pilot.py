@@ -14,16 +14,14 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from transformer_lib.batches import tokenize_pairs
+from fine_tuning import scores_of
+
 from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import _hash_pairs, load_corpus
-from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import Run, load_pretrained
 from transformer_lib.trainer import train
-from transformer_lib.training import validation_loss
 from transformer_lib.transformer import default_device
-from transformer_lib.translator import Translator
 
 START, RECIPE = "tatoeba-en-de", "tatoeba-en-de-longer"
 WAYS = {
@@ -45,19 +43,6 @@ def without_neighbors(pairs: list, known: list) -> list:
     return [pair for pair in pairs if gaps.isdisjoint(with_gaps(pair[1]))]
 
 
-def scored(model, tokenizer, recipe: Recipe, pairs: list) -> dict:
-    """Loss, BLEU and chrF of a model on some pairs, with beam 4."""
-    sources, references = (list(side) for side in zip(*pairs, strict=True))
-    translator = Translator(model, tokenizer, max_length=recipe.max_length)
-    outputs = translator(sources, beam_size=4, alpha=0.6)
-    loss = validation_loss(model, tokenize_pairs(pairs, tokenizer), 4000)
-    return {
-        "nats": round(loss, 5),
-        "sacreBLEU": asdict(sacre_bleu(outputs, references)),
-        "chrF2": asdict(chrf(outputs, references)),
-    }
-
-
 def run(asked: argparse.Namespace) -> dict:
     """Train from the last checkpoint on, and score the mean of the last weights."""
     changes = dict(WAYS[asked.way])
@@ -74,8 +59,15 @@ def run(asked: argparse.Namespace) -> dict:
         list(load_corpus(recipe.corpus, name).pairs) for name in ("train", "valid")
     )
     pairs = without_neighbors(valid_pairs, train_pairs)
-    before = load_pretrained(asked.start, asked.device)
     chosen = Run.load(asked.run_dir, asked.device, "average")
+    before, after = (
+        scores_of(model, tokenizer, {"recipe": asdict(recipe)}, pairs,
+                  beam_size=4, alpha=0.6)
+        for model, tokenizer in (
+            load_pretrained(asked.start, asked.device)[:2],
+            (chosen.model, chosen.tokenizer),
+        )
+    )  # fmt: skip
     return {
         "way": asked.way,
         "seed": asked.seed,
@@ -91,8 +83,8 @@ def run(asked: argparse.Namespace) -> dict:
         "decoding": "beam 4, alpha 0.6, sentence by sentence, at most source + 50 "
                     "tokens",
         "history": done.history,
-        "before": scored(*before[:2], recipe, pairs),
-        "after": scored(chosen.model, chosen.tokenizer, recipe, pairs),
+        "before": before,
+        "after": after,
     }  # fmt: skip
 
 
