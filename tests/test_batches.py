@@ -1,5 +1,6 @@
 """Chapter 10: each pair once, never over the budget, the same again, and on disk."""
 
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from transformer_lib.batches import (
     _flatten,
     _id_type,
     _join_pairs,
+    _rename_pairs,
+    _same_names,
     batches,
     make_batch,
     pack,
@@ -392,6 +395,74 @@ def test_joined_pairs_come_after_the_pairs_and_keep_their_sides_together():
     assert _join_pairs(pairs, share=0, max_length=9) is pairs
     with pytest.raises(ValueError, match="share=-1"):
         _join_pairs(pairs, share=-1, max_length=9)
+
+
+NAMED = [
+    ("Tom sees Boston.", "Tom sieht Boston."),
+    ("That is Mary's hat.", "Das ist Marys Hut."),
+    ("He has 42 hats.", "Er hat 42 Hüte."),
+    ("NASA is here.", "Hier ist die NASA."),
+    ("The hat is here.", "Der Hut ist hier."),
+    ("Hat sees the hat.", "Hat sieht den Hut."),
+]
+SHAPES = [  # what may become of each of the first four, {} being made up
+    (r"(\w+) sees (\w+)\.", r"(\w+) sieht (\w+)\."),
+    (r"That is (\w+)'s hat\.", r"Das ist (\w+)s Hut\."),
+    (r"He has ([1-9]\d) hats\.", r"Er hat ([1-9]\d) Hüte\."),
+    (r"([A-Z]{2,4}) is here\.", r"Hier ist die ([A-Z]{2,4})\."),
+]
+
+
+@pytest.fixture(scope="module")
+def named():
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+    text = [side for pair in NAMED for side in pair] + [" ".join(letters), letters]
+    tokenizer = Tokenizer.train(text, 340)
+    return tokenize_pairs(NAMED, tokenizer), tokenizer
+
+
+def test_which_names_stand_on_both_sides():
+    common = {"hat", "is", "here"}
+    found = [_same_names(pair, common) for pair in NAMED]
+    assert found == [["Tom", "Boston"], ["Mary"], ["42"], ["NASA"], [], []]
+    assert _same_names(("Tom, Tom!", "Tom!")) == []  # not equally often
+    assert _same_names(("Al has 7.", "Al hat 7.")) == []  # too short
+    assert _same_names(("", "")) == []
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_made_up_name_stands_on_both_sides_and_nothing_else_changes(named, seed):
+    pairs, tokenizer = named
+    more = _rename_pairs(pairs, tokenizer, share=20, max_length=60, seed=seed)
+    assert len(more) == len(pairs) + 20 * len(pairs)
+    for i in range(len(pairs)):
+        assert [side.tolist() for side in more[i]] == [s.tolist() for s in pairs[i]]
+    seen = set()
+    for i in range(len(pairs), len(more)):
+        source, target = (tokenizer.decode(side.tolist()) for side in more[i])
+        fits = [
+            (k, a.groups(), b.groups())
+            for k, shapes in enumerate(SHAPES)
+            if (a := re.fullmatch(shapes[0], source))
+            and (b := re.fullmatch(shapes[1], target))
+        ]
+        assert len(fits) == 1 and fits[0][1] == fits[0][2], (source, target)
+        assert all(w[0].isupper() or w.isdigit() for w in fits[0][1])
+        seen.add(fits[0][:2])
+    assert {k for k, _ in seen} == {0, 1, 2, 3} and len(seen) > 80
+    again = _rename_pairs(pairs, tokenizer, share=20, max_length=60, seed=seed)
+    assert all(map(np.array_equal, vars(again).values(), vars(more).values()))
+
+
+def test_where_there_is_nothing_to_rename(named):
+    pairs, tokenizer = named
+    assert _rename_pairs(pairs, tokenizer, share=0, max_length=60) is pairs
+    with pytest.raises(ValueError, match="share=-1"):
+        _rename_pairs(pairs, tokenizer, share=-1, max_length=60)
+    short = _rename_pairs(pairs, tokenizer, share=1, max_length=1)
+    plain = tokenize_pairs(NAMED[4:], tokenizer)
+    for kept, same in ((short, pairs), (_rename_pairs(plain, tokenizer, 1, 60), plain)):
+        assert all(map(np.array_equal, vars(kept).values(), vars(same).values()))
 
 
 # --- packed rows ---

@@ -640,6 +640,17 @@ def test_sources_that_are_zeroed_are_found(run, sample):
     assert ignored_source(run.model, one).right is None
 
 
+def test_an_encoder_whose_places_are_alike_is_found(run, sample):
+    """Its loss still rises with another source, so only the cosine tells."""
+    model = copy.deepcopy(run.model)
+    model.encoder.layers[-1].register_forward_hook(
+        lambda layer, inputs, output: output.mean(1, keepdim=True).expand_as(output)
+    )
+    found = ignored_source(model, sample)
+    assert found.right is False and found.page == "25_ablations"
+    assert "cosine of 1.00" in found.found
+
+
 def test_moved_lines_are_seen_in_their_lengths():
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 30, 400)

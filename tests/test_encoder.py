@@ -1,5 +1,6 @@
 """Chapter 05: feed-forward, layer normalization and encoder against torch's own."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ from transformer_lib.encoder import (
     EncoderLayer,
     FeedForward,
     Residual,
+    _mean_cosines,
     layer_norm,
     torch_names,
 )
@@ -292,3 +294,19 @@ COUNTS = {
 def test_check_count_parameters_names_the_mistake(phrase):
     verdict = check_count_parameters(lambda d, f: parameters(d, f, **COUNTS[phrase]))
     assert not verdict.passed and phrase in verdict.message
+
+
+def test_mean_cosines_pair_by_pair():
+    torch.manual_seed(0)
+    x, lengths = torch.randn(4, 5, 8), torch.tensor([5, 3, 1, 0])
+    real = torch.arange(5) < lengths[:, None]
+    found = _mean_cosines(x, real)
+    cosine = torch.nn.functional.cosine_similarity
+    for row, n in enumerate((5, 3)):
+        two = itertools.permutations(x[row, :n], 2)
+        by_pair = torch.stack([cosine(a, b, dim=0) for a, b in two])
+        assert found[row].item() == pytest.approx(by_pair.mean().item(), abs=1e-6)
+    assert found.shape == (2,)  # one place is no two
+    same = x[:1, :1].expand(1, 4, 8)
+    one = _mean_cosines(same, real[:1, :4]).item()
+    assert one == pytest.approx(1, abs=1e-6)

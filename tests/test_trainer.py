@@ -16,9 +16,10 @@ import torch
 from small_runs import FEW, SMALL, tiny
 
 from transformer_lib import trainer, training
-from transformer_lib.batches import TokenPairs, batches
+from transformer_lib.batches import TokenPairs, batches, tokenize_pairs
 from transformer_lib.checkpoints import Progress
 from transformer_lib.prepared import Prepared
+from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import Update, fit
 from transformer_lib.transformer import (
     Transformer,
@@ -340,6 +341,17 @@ def test_joined_lines_are_read_in_training_and_not_in_validation(train, tmp_path
         joined.history[0]["valid_loss"], abs=0.5
     )
     assert plain.history[0]["train_loss"] != joined.history[0]["train_loss"]
+
+
+def test_copies_with_made_up_names_are_read_in_training():
+    text = [("Tom sees Boston.", "Tom sieht Boston."), ("He is here.", "Er ist da.")]
+    tokenizer = Tokenizer.train([side for pair in text * 2 for side in pair], 300)
+    ready = SimpleNamespace(train=tokenize_pairs(text, tokenizer), tokenizer=tokenizer)
+    count = {
+        share: len(trainer._all_pairs(tiny(renamed=share, joined=1.0), ready))
+        for share in (0.0, 2.0)
+    }
+    assert count == {0.0: 4, 2.0: 12}  # copies first; they are joined like the others
 
 
 def test_a_run_holds_a_few_bytes_of_each_pair():

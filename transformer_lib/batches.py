@@ -8,6 +8,9 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/10_b
 __all__ = ['TokenPairs', 'tokenize_pairs', 'Batch', 'pad', 'make_batch', 'plan_batches', 'batches', 'Packed', 'pack']
 
 # %% ../notebooks/10_batches.ipynb #420edf86
+import random
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -499,4 +502,109 @@ def _join_pairs(
         lengths = np.diff(offsets)[order]
         ends = lengths.cumsum()[counts.cumsum() - 1] + offsets[-1]
         sides += [np.concatenate([side, *parts]), np.concatenate([offsets, ends])]
+    return TokenPairs(*sides)
+
+# %% ../notebooks/10_batches.ipynb #10a00001
+_WORD = re.compile(r"[^\W_]+")
+
+
+def _same_names(pair: tuple[str, str], common: set[str] | frozenset = frozenset()):
+    """Names and numbers that stand equally often on both sides of a pair.
+
+    A name begins with a capital, has three letters or more, and is not among the
+    common words; in the target an s may follow it (Tom's hat, Toms Hut). A number has
+    two digits or more.
+    """
+    source, target = (Counter(_WORD.findall(side)) for side in pair)
+    return [
+        word
+        for word, count in source.items()
+        if count == target[word] + target[word + "s"]
+        and (word.isdigit() and len(word) > 1
+             or word[0].isupper() and len(word) > 2 and word.lower() not in common)
+    ]  # fmt: skip
+
+
+# %% ../notebooks/10_batches.ipynb #10a00004
+def _letters_after(names: Sequence[str]) -> dict[str, list[str]]:
+    """What follows each two letters in some names; ^ is before a name, $ after it."""
+    after = defaultdict(list)
+    for name in names:
+        letters = f"^^{name.lower()}$"
+        for i in range(2, len(letters)):
+            after[letters[i - 2 : i]].append(letters[i])
+    return after
+
+
+def _made_up(word: str, after: dict[str, list[str]], rng: random.Random) -> str:
+    """A name or number that may stand in the place of word.
+
+    Digits for digits, two to four capitals for capitals (and for one name in twelve),
+    else three to eleven letters, of which the last is no s, x or z: these take an
+    apostrophe in the genitive.
+    """
+    if word.isdigit():
+        return str(rng.randrange(10 ** (len(word) - 1), 10 ** len(word)))
+    if word.isupper() or rng.random() < 1 / 12:
+        capitals = "ABCDEFGHIJKLMNOPQRTUVWY"
+        return "".join(rng.choices(capitals, k=rng.randint(2, 4)))
+    while True:
+        name = "^^"
+        while not name.endswith("$"):
+            name += rng.choice(after[name[-2:]])
+        name = name[2:-1]
+        if 3 <= len(name) <= 11 and name[-1] not in "sxz":
+            return name.capitalize()
+
+
+# %% ../notebooks/10_batches.ipynb #10a00006
+def _rename_pairs(
+    pairs: TokenPairs, tokenizer: Tokenizer, share: float, max_length: int,
+    seed: int = 0,
+) -> TokenPairs:  # fmt: skip
+    """Pairs, and after them copies in which names and numbers are made up.
+
+    A name that stands on both sides is replaced on both sides. A model learns from
+    such pairs to copy a name that it has never read.
+
+    Args:
+        pairs: Tokenized pairs.
+        tokenizer: What cut them.
+        share: How many copies are made, as a share of the pairs that are there.
+        max_length: Longest side of a copy, in tokens; a longer one is left out.
+        seed: Seed of the choice and of the names.
+
+    Returns:
+        The pairs in their order, then the copies, in memory; the pairs themselves if
+        share is 0, or if no pair has a name on both sides.
+
+    Raises:
+        ValueError: If share is negative.
+    """
+    if not share >= 0:
+        raise ValueError(f"share={share}: must be 0 or more.")
+    if not share:
+        return pairs
+    text = [
+        tuple(tokenizer.decode(side.tolist()) for side in pairs[i])
+        for i in range(len(pairs))
+    ]
+    common = {w for source, _ in text for w in _WORD.findall(source) if w.islower()}
+    found = [(pair, names) for pair in text if (names := _same_names(pair, common))]
+    words = {name for _, names in found for name in names if name.isalpha()}
+    after, rng = _letters_after(sorted(words) or ["Tom"]), random.Random(seed)
+    copies = []
+    for _ in range(round(share * len(pairs)) if found else 0):
+        pair, names = rng.choice(found)
+        new = {name: _made_up(name, after, rng) for name in names}
+        new |= {f"{name}s": f"{made}s" for name, made in new.items()}
+        copies.append([_WORD.sub(lambda m, new=new: new.get(m[0], m[0]), side)
+                       for side in pair])  # fmt: skip
+    added = tokenize_pairs(copies, tokenizer, max_length)
+    sides = []
+    for name in ("src", "tgt"):
+        ids, offsets = getattr(pairs, name), getattr(pairs, f"{name}_offsets")
+        more, ends = getattr(added, name), getattr(added, f"{name}_offsets")[1:]
+        sides += [np.concatenate([ids, more.astype(ids.dtype)]),
+                  np.concatenate([offsets, ends + offsets[-1]])]  # fmt: skip
     return TokenPairs(*sides)

@@ -27,6 +27,7 @@ from .checkpoints import Progress, _load_tensors
 from .corpora import load_corpus
 from .decoding import greedy_decode
 from .downloads import CorpusUnavailable
+from .encoder import _mean_cosines
 from .evaluation import sacre_bleu
 from .prepared import Prepared
 from .recipes import Recipe
@@ -113,6 +114,10 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
         "source? If so: does the encoder's output reach the decoder, and is it trained "
         "long enough?",
         "08_corpora",
+    ),
+    "alike": (
+        "smaller first weights (initial_std = 0.02), or norm_first = true.",
+        "25_ablations",
     ),
     "weights": (
         "an earlier checkpoint: with its weights, not_finite says which of the batches "
@@ -235,9 +240,7 @@ def leaked_target(
     real, half = batch.tgt_out != PAD, batch.tgt_in.shape[1] // 2
     same = (batch.tgt_in == batch.tgt_out)[real].float().mean().item()
     if same > 0.5:
-        found = (
-            f"{same:.0%} of the tokens that the decoder reads are those to say there."
-        )
+        found = f"{same:.0%} of the tokens that it reads are those to say there."
         return Finding(test, False, found, *_REMEDIES["shift"])
     batch = batch.to(_device(model))
     with evaluating(model):
@@ -481,7 +484,7 @@ def _loops(row: Sequence) -> bool:
 def ignored_source(
     model: nn.Module, batch: Batch, train: TokenPairs | None = None
 ) -> Finding:
-    """Whether the loss rises when each target gets another sentence's source.
+    """Whether the loss rises with another source, and an encoder's places differ.
 
     Args:
         model: Gives logits (B, T, V) for source ids (B, S) and target ids (B, T).
@@ -500,10 +503,17 @@ def ignored_source(
         f"The loss is {right:.2f} nats a token, and {wrong:.2f} when each target gets "
         "the source of another."
     )
+    if hasattr(model, "encode"):
+        with evaluating(model):
+            memory = model.encode(batch.src_ids)  # (B, S, D)
+        alike = _mean_cosines(memory, batch.src_ids != PAD).mean().item()
+        found += f" Two places of one source have a cosine of {alike:.2f}."
+        if alike > 0.9:
+            return Finding(test, False, f"{found} All look alike.", *_REMEDIES["alike"])
     moved = _moved_lines(train) if train is not None else 0
     if moved:
-        way = "up" if moved > 0 else "down"
-        found += f" Lengths fit better with the targets moved {way} ({abs(moved)})."
+        way = f"{'up' if moved > 0 else 'down'} ({abs(moved)})"
+        found += f" Lengths fit better with the targets moved {way}."
     if wrong - right > 0.1 and not moved:
         return Finding(test, True, found)
     return Finding(test, False, found, *_REMEDIES["source"])
@@ -518,6 +528,7 @@ def _moved_lines(pairs: TokenPairs, most: int = 3) -> int:
             for k in range(-most, most + 1)}  # fmt: skip
     best = max(fits, key=fits.get)
     return best if fits[best] > fits[0] + 0.2 else 0
+
 
 # %% ../notebooks/16_diagnosis.ipynb #4b7482cd
 def misread_score(outputs: Sequence[str], references: Sequence[str]) -> Finding:

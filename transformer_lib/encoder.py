@@ -252,3 +252,14 @@ def torch_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
             name = name.replace(ours, theirs)
         renamed[name] = tensor
     return renamed
+
+# %% ../notebooks/05_encoder.ipynb #05a00001
+def _mean_cosines(x: Tensor, real: Tensor) -> Tensor:
+    """Mean cosine of two different real places of each row: (B, S, D), (B, S) to (B,).
+
+    Rows with fewer than two real places are left out.
+    """
+    unit = nn.functional.normalize(x.float(), dim=-1) * real[..., None]
+    number = real.sum(dim=1)  # (B,)
+    sums = unit.sum(dim=1).square().sum(dim=-1) - number  # each pair of places twice
+    return (sums / (number * (number - 1)))[number > 1]

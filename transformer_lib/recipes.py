@@ -57,6 +57,7 @@ class Recipe:
         start_from: A trained model to start from, as load_pretrained takes it; its
             vocabulary is used. Empty: from random weights.
         joined: Longer lines made by joining pairs, as a share of the pairs.
+        renamed: Copies with made-up names, as a share of the pairs.
         initial_std: Standard deviation of the first weights; 0 for those of chapter 07.
 
     Raises:
@@ -93,6 +94,7 @@ class Recipe:
     keep_last: int = 5
     start_from: str = ""
     joined: float = 0.0
+    renamed: float = 0.0
     initial_std: float = 0.0
 
     def __post_init__(self):
@@ -188,6 +190,7 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "max_words": _OPTIONAL, "max_pairs": _OPTIONAL, "copies": _whole(1),
     "sample": (lambda v: _is_real(v) and 0 <= v <= 1, "from 0 to 1"),
     "joined": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
+    "renamed": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
     "kind": _one_of("bpe", "unigram"), "start_from": _TEXT,
     "accumulate": _whole(1), "max_steps": _whole(1), "warmup": _whole(1),
     "factor": (lambda v: _is_real(v) and v > 0, "a number above 0"),

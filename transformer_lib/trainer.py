@@ -36,6 +36,7 @@ from transformer_lib.batches import (
     _join_pairs,
     _plan_by_length,
     _plan_packed,
+    _rename_pairs,
     make_batch,
     pack,
 )
@@ -652,10 +653,16 @@ def _set_up(
     shared = DistributedDataParallel(shared) if world_size > 1 else shared
     schedule = partial(noam_lr, d_model=config.d_model, warmup=recipe.warmup,
                        factor=recipe.factor)  # fmt: skip
-    pairs = _join_pairs(ready.train, recipe.joined, recipe.max_length, recipe.seed)
-    return _Trainer(recipe, run_dir, model, optimizer, at or Progress(), pairs,
-                   ready.valid, shared, schedule, rank=rank,
-                   world_size=world_size)  # fmt: skip
+    return _Trainer(recipe, run_dir, model, optimizer, at or Progress(),
+                   _all_pairs(recipe, ready), ready.valid, shared, schedule,
+                   rank=rank, world_size=world_size)  # fmt: skip
+
+
+def _all_pairs(recipe: Recipe, ready: Prepared) -> TokenPairs:
+    """What a run trains on: the prepared pairs, and those that are made of them."""
+    pairs = _rename_pairs(ready.train, ready.tokenizer, recipe.renamed,
+                          recipe.max_length, recipe.seed)  # fmt: skip
+    return _join_pairs(pairs, recipe.joined, recipe.max_length, recipe.seed)
 
 
 def _start_weights(

@@ -16,24 +16,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import _hash_pairs, load_corpus
+from transformer_lib.encoder import _mean_cosines
 from transformer_lib.runs import Run, environment_record
 from transformer_lib.tokenizer import EOS
 from transformer_lib.training import validation_loss
 
 OUT = Path(__file__).resolve().parents[2] / "transformer_lib/evidence/alike-places.json"
 SENTENCES = 500
-
-
-def mean_cosine(x: Tensor) -> float:
-    """Mean cosine between two different rows of x, (S, D), S at least 2."""
-    unit = nn.functional.normalize(x, dim=-1)
-    number = len(x)
-    return float(((unit @ unit.T).sum() - number) / (number * (number - 1)))
 
 
 @torch.inference_mode()
@@ -52,7 +46,7 @@ def by_layer(model, sources: list[list[int]]) -> list[float]:
             seen.clear()
             model.encode(torch.tensor([ids]))
             for place, x in enumerate(seen):
-                totals[place] += mean_cosine(x[0].float())
+                totals[place] += _mean_cosines(x, torch.ones(x.shape[:2])).item()
     finally:
         for hook in hooks:
             hook.remove()

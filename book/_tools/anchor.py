@@ -30,7 +30,6 @@ from torch import nn
 from transformer_lib.batches import (
     Batch,
     TokenPairs,
-    _join_pairs,
     batches,
     make_batch,
     plan_batches,
@@ -45,7 +44,7 @@ from transformer_lib.objective import noam_lr
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD
-from transformer_lib.trainer import _data_record, _ready_data
+from transformer_lib.trainer import _all_pairs, _data_record, _ready_data
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 
@@ -148,7 +147,7 @@ def run(
         adam.load_state_dict(state["adam"])
         at = state["at"]
     began, before = time.monotonic(), at["seconds"]
-    pairs = _join_pairs(ready.train, recipe.joined, recipe.max_length, recipe.seed)
+    pairs = _all_pairs(recipe, ready)
     plan = endless(pairs, recipe)
     for _ in range(at["step"]):
         next(plan)
