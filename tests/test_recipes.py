@@ -37,6 +37,7 @@ def test_recipes(tmp_path):
         ({"epsilon": 1.0}, "epsilon=1.0: .*below 1"),
         ({"clip": -1}, "clip=-1"),
         ({"initial_std": -0.02}, "initial_std=-0.02: must be a number, 0 or more"),
+        ({"cooldown": -1}, "cooldown=-1: must be a whole number"),
         ({"renamed": -1}, "renamed=-1: must be a number, 0 or more"),
         ({"kind": "word"}, "kind='word': must be 'bpe' or 'unigram'"),
         ({"precision": ["float16"]}, "precision=.*'float32' or 'bfloat16'"),

@@ -18,6 +18,7 @@ from small_runs import FEW, SMALL, tiny
 from transformer_lib import trainer, training
 from transformer_lib.batches import TokenPairs, batches, tokenize_pairs
 from transformer_lib.checkpoints import Progress
+from transformer_lib.objective import noam_lr
 from transformer_lib.prepared import Prepared
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import Update, fit
@@ -341,6 +342,20 @@ def test_joined_lines_are_read_in_training_and_not_in_validation(train, tmp_path
         joined.history[0]["valid_loss"], abs=0.5
     )
     assert plain.history[0]["train_loss"] != joined.history[0]["train_loss"]
+
+
+def test_the_rate_is_brought_down_at_the_end(train, tmp_path):
+    plain, cooled = tiny(warmup=2), tiny(warmup=2, cooldown=4)
+    rates = [
+        [trainer._rate_at(recipe, 32, step) for step in range(1, 7)]
+        for recipe in (plain, cooled)
+    ]
+    assert rates[0] == [noam_lr(step, 32, 2, plain.factor) for step in range(1, 7)]
+    shares = [b / a for a, b in zip(*rates, strict=True)]
+    assert shares == pytest.approx([1, 1, 0.8, 0.6, 0.4, 0.2])
+    run = train(cooled, tmp_path / "run")
+    got = [row["lr"] for row in run.history]
+    assert got == [rates[1][row["step"] - 1] for row in run.history]
 
 
 def test_copies_with_made_up_names_are_read_in_training():

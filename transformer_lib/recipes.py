@@ -36,6 +36,7 @@ class Recipe:
         accumulate: Batches whose gradients are summed for one update.
         max_steps: Updates.
         warmup: Updates until the learning rate's peak.
+        cooldown: Last updates, in which the rate is brought down to 0 as well.
         factor: What the paper's learning rate is multiplied by.
         epsilon: Label smoothing.
         seed: Seed of weights, dropout and batch order.
@@ -77,6 +78,7 @@ class Recipe:
     accumulate: int = 1
     max_steps: int = 1000
     warmup: int = 400
+    cooldown: int = 0
     factor: float = 1.0
     epsilon: float = 0.1
     seed: int = 0
@@ -193,6 +195,7 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "renamed": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
     "kind": _one_of("bpe", "unigram"), "start_from": _TEXT,
     "accumulate": _whole(1), "max_steps": _whole(1), "warmup": _whole(1),
+    "cooldown": _whole(0),
     "factor": (lambda v: _is_real(v) and v > 0, "a number above 0"),
     "epsilon": (lambda v: _is_real(v) and 0 <= v < 1,
                 "a number, 0 or more and below 1"),

@@ -651,11 +651,16 @@ def _set_up(
         _claim_folder(recipe, run_dir, ready, about)
     shared = BatchLoss(model, recipe.chunk)
     shared = DistributedDataParallel(shared) if world_size > 1 else shared
-    schedule = partial(noam_lr, d_model=config.d_model, warmup=recipe.warmup,
-                       factor=recipe.factor)  # fmt: skip
+    schedule = partial(_rate_at, recipe, config.d_model)
     return _Trainer(recipe, run_dir, model, optimizer, at or Progress(),
                    _all_pairs(recipe, ready), ready.valid, shared, schedule,
                    rank=rank, world_size=world_size)  # fmt: skip
+
+
+def _rate_at(recipe: Recipe, d_model: int, step: int) -> float:
+    """The learning rate of an update: the paper's, and a line down to 0 at the end."""
+    rate = noam_lr(step, d_model, recipe.warmup, recipe.factor)
+    return rate * min(1.0, (recipe.max_steps + 1 - step) / (recipe.cooldown + 1))
 
 
 def _all_pairs(recipe: Recipe, ready: Prepared) -> TokenPairs:

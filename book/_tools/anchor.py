@@ -40,11 +40,10 @@ from transformer_lib.command_line import _recipe_asked
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
 from transformer_lib.marian import _marian_config, to_marian
-from transformer_lib.objective import noam_lr
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS, PAD
-from transformer_lib.trainer import _all_pairs, _data_record, _ready_data
+from transformer_lib.trainer import _all_pairs, _data_record, _rate_at, _ready_data
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 
@@ -158,7 +157,7 @@ def run(
         torch.manual_seed(recipe.seed * 1_000_000 + step)
         batch = make_batch(pairs, next(plan)).to(device)
         set_dropout(model, step > recipe.dropout_after)
-        rate = noam_lr(step, config.d_model, recipe.warmup, recipe.factor)
+        rate = _rate_at(recipe, config.d_model, step)
         adam.param_groups[0]["lr"] = rate
         with torch.autocast(device.split(":")[0], low, low != torch.float32):
             loss, tokens = summed_loss(model, batch, recipe.epsilon)
