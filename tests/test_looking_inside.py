@@ -293,14 +293,19 @@ def test_the_translator_page_says_what_its_table_shows():
     src_ids = torch.tensor([[*tokenizer.encode(text), EOS]])
     ids = beam_search(model, src_ids)[0][0].ids
     german = tokenizer.decode(ids)
-    assert german.startswith("Der Aufmerksamkeit ") and "echanis" not in german
+    assert german.startswith("Die Aufmerksamkeit wiegt ") and "echanis" not in german
     weights = attention_weights(model, src_ids, torch.tensor([[BOS, *ids]]))["cross"]
     last = weights[-1][0].mean(dim=0)  # (T, S): of the last layer, over its heads
-    row = last[[tokenizer.processor.id_to_piece(i) for i in ids].index(f"▁{word}")]
+    written = [tokenizer.processor.id_to_piece(i) for i in ids]
+    row = last[written.index(f"▁{word}")]
     pieces = tokenizer.pieces(text)
     assert "".join(pieces[2:6]) == "▁mechanism"
     for share, keys in zip(shares, (slice(1, 2), slice(2, 6)), strict=True):
         assert round(100 * float(row[keys].sum())) == int(share)
+    said = r"layer 3 those pieces have (\d+) % of the weight when \*wie\*"
+    (share,) = re.search(said, page).groups()
+    row = weights[2][0].mean(dim=0)[written.index("▁wie")]
+    assert round(100 * float(row[2:6].sum())) == int(share)
 
 
 # --- exercises ------------------------------------------------------------------------

@@ -391,15 +391,16 @@ def in_half(checkpoints):
 def test_the_shipped_model_is_that_of_the_record():
     shipped = Path(runs.__file__).parent / "pretrained" / "tatoeba-en-de"
     assert sum(path.stat().st_size for path in shipped.iterdir()) < 20e6
-    record = runs.read_evidence("tatoeba-en-de-longer")
+    names = ("tatoeba-en-de", "tatoeba-en-de-longer", "tatoeba-en-de-names")
+    records = [runs.read_evidence(name) for name in names]
+    wanted = [Recipe.load(name) for name in names]
+    assert [Recipe.of(record["recipe"]) for record in records] == wanted
     recipe = json.loads((shipped / "recipe.json").read_text("utf-8"))
-    wanted = Recipe.load("tatoeba-en-de-longer")
-    assert Recipe.of(recipe) == Recipe.of(record["recipe"]) == wanted
-    start = runs.read_evidence("tatoeba-en-de")
-    assert Recipe.of(start["recipe"]) == Recipe.load("tatoeba-en-de")
-    assert wanted.start_from == "tatoeba-en-de/averaged"
-    first, second = (r["scores"]["sacreBLEU"]["value"] for r in (start, record))
-    assert 30 < first < second
+    assert Recipe.of(recipe) == wanted[-1]
+    starts = [recipe.start_from for recipe in wanted]
+    assert starts == ["", *(f"{name}/averaged" for name in names[:-1])]
+    scores = [record["scores"]["sacreBLEU"]["value"] for record in records]
+    assert 30 < scores[0] < scores[1] < scores[2]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ mkdir -p "$TRANSFORMER_LIB_RUNS" "$kept"
 pack() {
   tar -C "$kept" -czf "$out/results.part" . && mv "$out/results.part" "$out/results.tar.gz"
   cp "$TRANSFORMER_LIB_RUNS/queue.log" "$out/" 2>/dev/null || true
-  for model in "$TRANSFORMER_LIB_RUNS"/tatoeba-en-de-longer/averaged; do
+  for model in "$TRANSFORMER_LIB_RUNS"/tatoeba-en-de-names/averaged; do
     [ -f "$model/weights.safetensors" ] || continue
     tar -C "$model" -cf - . | split -b 15m - "$out/translator.tar."
   done
