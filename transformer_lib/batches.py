@@ -508,7 +508,9 @@ def _join_pairs(
 _WORD = re.compile(r"[^\W_]+")
 
 
-def _same_names(pair: tuple[str, str], common: set[str] | frozenset = frozenset()):
+def _same_names(
+    pair: tuple[str, str], common: set[str] | frozenset[str] = frozenset()
+) -> list[str]:
     """Names and numbers that stand equally often on both sides of a pair.
 
     A name begins with a capital, has three letters or more, and is not among the
