@@ -543,20 +543,20 @@ def _made_up(word: str, after: dict[str, list[str]], rng: random.Random) -> str:
 
     Digits for digits, two to four capitals for capitals (and for one name in twelve),
     else three to eleven letters, of which the last is no s, x or z: these take an
-    apostrophe in the genitive.
+    apostrophe in the genitive. Capitals again where a hundred tries find none.
     """
     if word.isdigit():
         return str(rng.randrange(10 ** (len(word) - 1), 10 ** len(word)))
-    if word.isupper() or rng.random() < 1 / 12:
-        capitals = "ABCDEFGHIJKLMNOPQRTUVWY"
-        return "".join(rng.choices(capitals, k=rng.randint(2, 4)))
-    while True:
+    tries = 0 if word.isupper() or rng.random() < 1 / 12 else 100
+    for _ in range(tries):
         name = "^^"
         while not name.endswith("$"):
             name += rng.choice(after[name[-2:]])
         name = name[2:-1]
         if 3 <= len(name) <= 11 and name[-1] not in "sxz":
             return name.capitalize()
+    capitals = "ABCDEFGHIJKLMNOPQRTUVWY"
+    return "".join(rng.choices(capitals, k=rng.randint(2, 4)))
 
 
 # %% ../notebooks/10_batches.ipynb #10a00006
@@ -593,10 +593,12 @@ def _rename_pairs(
     ]
     common = {w for source, _ in text for w in _WORD.findall(source) if w.islower()}
     found = [(pair, names) for pair in text if (names := _same_names(pair, common))]
+    if not found:
+        return pairs
     words = {name for _, names in found for name in names if name.isalpha()}
     after, rng = _letters_after(sorted(words) or ["Tom"]), random.Random(seed)
     copies = []
-    for _ in range(round(share * len(pairs)) if found else 0):
+    for _ in range(round(share * len(pairs))):
         pair, names = rng.choice(found)
         new = {name: _made_up(name, after, rng) for name in names}
         new |= {f"{name}s": f"{made}s" for name, made in new.items()}
