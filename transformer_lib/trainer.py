@@ -649,7 +649,7 @@ def _set_up(
             about = {"data": _data_record(ready)}
             about |= {"environment": environment_record(device)}
         _claim_folder(recipe, run_dir, ready, about)
-    shared = BatchLoss(model, recipe.chunk)
+    shared = BatchLoss(model, recipe.chunk, recipe.rdrop)
     shared = DistributedDataParallel(shared) if world_size > 1 else shared
     schedule = partial(_rate_at, recipe, config.d_model)
     return _Trainer(recipe, run_dir, model, optimizer, at or Progress(),

@@ -138,15 +138,19 @@ class BatchLoss(nn.Module):
         model: The model.
         chunk: How many target tokens are projected onto the vocabulary at a time; 0
             for all of them.
+        rdrop: Weight of R-Drop; above 0, in training, each batch is read twice.
 
     Raises:
-        ValueError: If the model pads with another id than the batches.
+        ValueError: If the model pads with another id than the batches, or has a bias
+            behind its logits and is to be trained with R-Drop.
     """
 
-    def __init__(self, model: Transformer, chunk: int = 256):
+    def __init__(self, model: Transformer, chunk: int = 256, rdrop: float = 0.0):
         super().__init__()
         _check_padding(model.config.pad_id)
-        self.model, self.chunk = model, chunk
+        if rdrop and model.output.bias is not None:
+            raise ValueError(f"rdrop={rdrop}: is only for a projection without a bias.")
+        self.model, self.chunk, self.rdrop = model, chunk, rdrop
 
     def forward(self, batch: Batch, real: Tensor, epsilon: float) -> Tensor:
         """Mean smoothed loss over the real target tokens, in nats.
@@ -156,17 +160,26 @@ class BatchLoss(nn.Module):
             real: int64, (N,): where in (B * T) the tokens are that count.
             epsilon: Label smoothing.
         """
+        hidden = self._states(batch, real)  # (N, D)
+        target = batch.tgt_out.flatten()[real]  # (N,)
+        rdrop = self.rdrop if self.model.training else 0.0
+        if rdrop:  # each token twice, one behind the other
+            again = self._states(batch, real)
+            hidden = torch.stack([hidden, again], dim=1).flatten(0, 1)  # (2 N, D)
+            target = target.repeat_interleave(2)
+        if rdrop or (self.chunk and self.model.output.bias is None):
+            table, rows = self.model.output.weight, self.chunk or max(1, len(hidden))
+            return chunked_cross_entropy(hidden, table, target, epsilon, rows, rdrop)
+        return label_smoothed_cross_entropy(self.model.project(hidden), target, epsilon)
+
+    def _states(self, batch: Batch, real: Tensor) -> Tensor:
+        """Hidden states of the target tokens that count, (N, D)."""
         if isinstance(batch, Packed):
             hidden = _packed_hidden(self.model, batch)  # (B, T, D)
         else:
             memory = self.model.encode(batch.src_ids)  # (B, S, D)
             hidden = self.model.decode(batch.tgt_in, memory, batch.src_ids)
-        hidden = hidden.flatten(0, 1)[real]  # (B * T, D) -> (N, D): no padding
-        target = batch.tgt_out.flatten()[real]  # (N,)
-        if self.chunk and self.model.output.bias is None:
-            table = self.model.output.weight  # (V, D)
-            return chunked_cross_entropy(hidden, table, target, epsilon, self.chunk)
-        return label_smoothed_cross_entropy(self.model.project(hidden), target, epsilon)
+        return hidden.flatten(0, 1)[real]  # (B * T, D) -> (N, D): no padding
 
 # %% ../notebooks/12_training.ipynb #32812352
 class Update(NamedTuple):
