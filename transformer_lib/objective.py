@@ -168,8 +168,8 @@ def chunked_cross_entropy(
         ValueError: If shapes do not fit, rows is below 1, epsilon is not allowed, or
             rdrop is below 0 or has an odd number of states.
 
-    Source: Vaswani et al. 2017, section 5.4; Hsu et al. 2024 for the chunks; Wu et
-        al. 2021, equation 4, for R-Drop.
+    Source: Vaswani et al. 2017, section 5.4; Hsu et al. 2024 for the chunks;
+        Liang et al. 2021, equation 4, for R-Drop.
     """
     if rows < 1 or hidden.dim() != 2 or target.shape != hidden.shape[:1]:
         raise ValueError(
