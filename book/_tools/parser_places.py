@@ -1,0 +1,67 @@
+"""Train a parser for its first updates, and look whether its places become alike.
+
+    python book/_tools/parser_places.py RECIPE --run-dir DIR --out FILE
+
+Each 250 of the first 2,000 updates, on development sentences: the mean cosine between
+the vectors of two places of one sentence, before the first layer of the encoder and
+after each, and the loss with the right sentence and with another one, about as long.
+Stopped, it goes on from the last checkpoint. Writes one JSON.
+"""
+
+import argparse
+import random
+from pathlib import Path
+
+from alike_places import SENTENCES, measure
+
+from transformer_lib.checkpoints import (
+    _load_weights,
+    _step_files,
+    _step_of,
+    _write_json,
+    average_checkpoints,
+)
+from transformer_lib.corpora import _hash_pairs
+from transformer_lib.parsing import train_parser
+from transformer_lib.recipes import Recipe
+from transformer_lib.transformer import default_device
+
+
+def some_pairs(run_dir: Path) -> list[tuple[str, str]]:
+    """Development sentences and their trees, as this run reads them."""
+    text = (run_dir / "trees/valid.tsv").read_text("utf-8")
+    pairs = [tuple(line.split("\t")) for line in text.splitlines()]
+    return random.Random(0).sample(pairs, min(SENTENCES, len(pairs)))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("recipe", help="a recipe of a parser, such as craft-medium")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default=default_device())
+    parser.add_argument("--steps", type=int, default=2000)
+    given = parser.parse_args(arguments)
+    recipe = Recipe.load(given.recipe, max_steps=given.steps, keep_last=8,
+                         validate_every=given.steps // 8)  # fmt: skip
+    run = train_parser(recipe, given.run_dir, device=given.device, show=False)
+    run.model.to("cpu")
+    pairs, curve = some_pairs(given.run_dir), []
+    for file in _step_files(given.run_dir):
+        _load_weights(run.model, average_checkpoints([file]))  # of one: as they are
+        point = measure(run, pairs) | {"updates": _step_of(file)}
+        record = {key: point.pop(key) for key in ("recipe", "data")}
+        curve.append(point)
+        print(point, flush=True)
+    record["data"] |= {"corpus": recipe.corpus}  # and not where this run keeps it
+    _write_json(given.out, {
+        "command": f"python book/_tools/parser_places.py {given.recipe}", **record,
+        "environment": run.environment, "tokens": run.progress.tokens,
+        "seconds": run.history[-1]["seconds"],
+        "development": {"pairs": len(pairs), "sha256": _hash_pairs(pairs)},
+        "curve": curve,
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
