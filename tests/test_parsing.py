@@ -178,8 +178,9 @@ def test_slots_of_an_untrained_parser_are_trees(beam_size):
     assert [parse([t], model, tokenizer, beam_size)[0] for t in trees] == parses
 
 
-def test_the_tool_that_trains_scores_and_records(tmp_path):
-    """A tiny parser in two pieces: choices on development trees, test trees once."""
+@pytest.fixture
+def tiny_recipe(tmp_path):
+    """The file of a recipe of a tiny parser."""
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(
         'name = "tiny"\ncorpus = "toy+slots"\nvocab_size = 600\ncopies = 2\n'
@@ -187,10 +188,15 @@ def test_the_tool_that_trains_scores_and_records(tmp_path):
         "validate_every = 4\nkeep_last = 2\n[model]\nd_model = 16\nnum_heads = 2\n"
         "num_layers = 1\nd_ff = 32\n"
     )
+    return recipe
+
+
+def test_the_tool_that_trains_scores_and_records(tmp_path, tiny_recipe):
+    """A tiny parser in two pieces: choices on development trees, test trees once."""
     tool = Path(__file__).resolve().parents[1] / "book" / "_tools" / "parsing.py"
     out = tmp_path / "record.json"
     command = [sys.executable, str(tool), str(tmp_path / "run"), "--recipe",
-               str(recipe), "--out", str(out), "--every", "40", "--some", "30",
+               str(tiny_recipe), "--out", str(out), "--every", "40", "--some", "30",
                "--beams", "1", "2", "--beam", "2", "--device", "cpu"]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, timeout=1500)
     record = json.loads(out.read_text("utf-8"))
@@ -212,6 +218,28 @@ def test_the_tool_that_trains_scores_and_records(tmp_path):
         for scores in [one["search"], *one["beams"].values()]:
             del scores["seconds"]
     assert again == record
+
+
+def test_the_places_of_a_parser_are_measured_on_its_way(tmp_path, tiny_recipe):
+    """A record with as many points as weights were kept; made again, it is the same."""
+    import parser_places
+
+    run, out = tmp_path / "run", tmp_path / "record.json"
+    arguments = [str(tiny_recipe), "--run-dir", str(run), "--out", str(out), "--device",
+                 "cpu", "--steps", "16"]  # fmt: skip
+    parser_places.main(arguments)
+    record = json.loads(out.read_text("utf-8"))
+    assert [point["updates"] for point in record["curve"]] == list(range(2, 17, 2))
+    assert all(len(point["cosines"]) == 2 for point in record["curve"])
+    last = train_parser(Recipe.load(tiny_recipe, max_steps=16, keep_last=8,
+                                    validate_every=2), run, show=False)  # fmt: skip
+    losses = [round(row["valid_loss"], 4) for row in last.history]
+    few = record["development"]["pairs"]
+    assert few == last.data["valid_pairs"] < parser_places.SENTENCES
+    assert [p["loss"] for p in record["curve"]] == pytest.approx(losses, abs=2e-4)
+    parser_places.main(arguments)
+    assert json.loads(out.read_text("utf-8")) == record
+    assert str(tmp_path / "run") not in json.dumps(record)
 
 
 def test_more_trees(tmp_path):
