@@ -41,9 +41,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--precision", default="float32")
     given = parser.parse_args(arguments)
-    recipe = Recipe.load(given.recipe, max_steps=given.steps, keep_last=8,
-                         validate_every=given.steps // 8)  # fmt: skip
+    recipe = Recipe.load(
+        given.recipe,
+        max_steps=given.steps,
+        keep_last=8,
+        validate_every=given.steps // 8,
+        precision=given.precision,
+    )
     run = train_parser(recipe, given.run_dir, device=given.device, show=False)
     run.model.to("cpu")
     pairs, curve = some_pairs(given.run_dir), []
