@@ -11,11 +11,11 @@ record goes to transformer_lib/evidence/alike-places.json.
 """
 
 import argparse
-import random
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from evidence import some_of
 from torch import Tensor
 
 from transformer_lib.batches import tokenize_pairs
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     runs = {f"{f.parent.name}/{f.name}": Run.load(f, "cpu", "best") for f in given.runs}
     corpus = next(iter(runs.values())).recipe.corpus
     valid = [pair for pair in load_corpus(corpus, "valid").pairs if all(pair)]
-    pairs = random.Random(0).sample(valid, min(SENTENCES, len(valid)))
+    pairs = some_of(valid, SENTENCES)
     record = {
         "command": "python book/_tools/alike_places.py RUN RUN",
         "validation": {"pairs": len(pairs), "sha256": _hash_pairs(pairs)},

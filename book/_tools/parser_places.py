@@ -9,29 +9,22 @@ Stopped, it goes on from the last checkpoint. Writes one JSON.
 """
 
 import argparse
-import random
 from pathlib import Path
 
 from alike_places import SENTENCES, measure
+from evidence import some_of
 
 from transformer_lib.checkpoints import (
     _load_weights,
     _step_files,
     _step_of,
+    _weights_in,
     _write_json,
-    average_checkpoints,
 )
-from transformer_lib.corpora import _hash_pairs
+from transformer_lib.corpora import _hash_pairs, load_corpus
 from transformer_lib.parsing import train_parser
 from transformer_lib.recipes import Recipe
 from transformer_lib.transformer import default_device
-
-
-def some_pairs(run_dir: Path) -> list[tuple[str, str]]:
-    """Development sentences and their trees, as this run reads them."""
-    text = (run_dir / "trees/valid.tsv").read_text("utf-8")
-    pairs = [tuple(line.split("\t")) for line in text.splitlines()]
-    return random.Random(0).sample(pairs, min(SENTENCES, len(pairs)))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -52,9 +45,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     run = train_parser(recipe, given.run_dir, device=given.device, show=False)
     run.model.to("cpu")
-    pairs, curve = some_pairs(given.run_dir), []
+    pairs = some_of(load_corpus(run.data["corpus"], "valid").pairs, SENTENCES)
+    curve = []
     for file in _step_files(given.run_dir):
-        _load_weights(run.model, average_checkpoints([file]))  # of one: as they are
+        _load_weights(run.model, _weights_in(file))
         point = measure(run, pairs) | {"updates": _step_of(file)}
         record = {key: point.pop(key) for key in ("recipe", "data")}
         curve.append(point)
