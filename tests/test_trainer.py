@@ -373,6 +373,13 @@ def test_rdrop_changes_a_run_only_where_something_is_dropped(
         assert losses[1][0] > losses[0][0] + 0.01
 
 
+def test_a_model_that_rdrop_refuses_claims_no_folder(train, tmp_path):
+    recipe = tiny(model=SMALL | {"output_bias": True}, rdrop=1.0)
+    with pytest.raises(ValueError, match="without a bias"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run/recipe.json").exists()
+
+
 def test_copies_with_made_up_names_are_read_in_training():
     text = [("Tom sees Boston.", "Tom sieht Boston."), ("He is here.", "Er ist da.")]
     tokenizer = Tokenizer.train([side for pair in text * 2 for side in pair], 300)

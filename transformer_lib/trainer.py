@@ -641,6 +641,7 @@ def _set_up(
     at = load_checkpoint(last, model, optimizer, rank)
     if at is None and start:
         _start_weights(model, ready.tokenizer, recipe.start_from, *start[:2])
+    shared = BatchLoss(model, recipe.chunk, recipe.rdrop)
     if at and rank == 0:
         _mend_best(run_dir, at.history)
     if rank == 0:  # nothing was refused: the folder is this run's
@@ -649,7 +650,6 @@ def _set_up(
             about = {"data": _data_record(ready)}
             about |= {"environment": environment_record(device)}
         _claim_folder(recipe, run_dir, ready, about)
-    shared = BatchLoss(model, recipe.chunk, recipe.rdrop)
     shared = DistributedDataParallel(shared) if world_size > 1 else shared
     schedule = partial(_rate_at, recipe, config.d_model)
     return _Trainer(recipe, run_dir, model, optimizer, at or Progress(),
