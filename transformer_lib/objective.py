@@ -58,14 +58,16 @@ def _apart(logits: Tensor) -> tuple[Tensor, Tensor]:
         For each row the mean of the divergences KL(row, partner) and KL(partner, row),
         in nats, shape (N,); and its gradient with respect to the logits, (N, V).
     """
-    log_p = logits.log_softmax(-1)
-    p, log_p = log_p.exp(), log_p.unflatten(0, (-1, 2))  # (N, V), (N/2, 2, V)
-    gap = (log_p - log_p.flip(1)).flatten(0, 1)  # (N, V): to the partner's
+    log_p = logits.log_softmax(-1)  # (N, V)
+    p, gap = log_p.exp(), log_p - _of_partners(log_p)
     one_way = (p * gap).sum(-1, keepdim=True)  # (N, 1)
-    both = one_way.unflatten(0, (-1, 2))
-    mean = (both + both.flip(1)).flatten() / 2  # (N,)
-    other = p.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)  # (N, V): the partner's
-    return mean, gap.sub_(one_way).add_(1).mul_(p).sub_(other).div_(2)
+    mean = (one_way + _of_partners(one_way)).squeeze(-1) / 2  # (N,)
+    return mean, gap.sub_(one_way).add_(1).mul_(p).sub_(_of_partners(p)).div_(2)
+
+
+def _of_partners(x: Tensor) -> Tensor:
+    """(N, ...): rows 0 and 1 change places, 2 and 3, and so on."""
+    return x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
 
 
 # %% ../notebooks/11_objective.ipynb #59f33674
