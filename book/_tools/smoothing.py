@@ -1,0 +1,128 @@
+"""Does label smoothing help BLEU? One run of Table 3 in small, scored on fresh pairs too.
+
+    python book/_tools/smoothing.py ROW SEED --run-dir DIR --out FILE
+    python book/_tools/smoothing.py --compare
+
+The rows are base and D-ls0.0. Each is scored on the test set, as all rows of the table,
+and on 3,000 pairs without a near copy in the training text (fresh_split.py). --compare
+says what came out, and refuses to before all runs of the queue are there.
+"""
+
+import argparse
+import json
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+
+from fresh_split import fresh_pairs
+
+from transformer_lib.ablations import _t_quantile, ablate
+from transformer_lib.batches import tokenize_pairs
+from transformer_lib.checkpoints import _write_json
+from transformer_lib.corpora import _hash_pairs, load_corpus
+from transformer_lib.evaluation import chrf, sacre_bleu
+from transformer_lib.prepared import _sample_pairs
+from transformer_lib.recipes import Recipe
+from transformer_lib.runs import Run
+from transformer_lib.training import validation_loss
+from transformer_lib.transformer import default_device
+from transformer_lib.translator import Translator
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "transformer_lib" / "evidence" / "results" / "smoothing"
+RECIPE, ROWS, SEEDS = "table3-replica", ("base", "D-ls0.0"), range(8)
+
+
+def fresh_for(run: Run) -> list[tuple]:
+    """The fresh pairs for a run, whose training text is drawn again and compared.
+
+    Raises:
+        ValueError: If it is not what the run has read.
+    """
+    pairs = load_corpus(run.recipe.corpus).pairs
+    read = _sample_pairs(pairs, run.recipe.max_pairs)
+    if _hash_pairs(read) != run.data["sha256"]:
+        raise ValueError(f"run {run.recipe.name} has read another text than this one.")
+    return fresh_pairs(pairs, read)
+
+
+def scores_of(run: Run, pairs: list[tuple]) -> dict:
+    """Loss, BLEU and chrF++ (beam 4, alpha 0.6) on some pairs."""
+    sources, references = (list(side) for side in zip(*pairs, strict=True))
+    translate = Translator(run.model, run.tokenizer, by_sentence=False)
+    outputs = translate(sources, beam_size=4, alpha=0.6)
+    tokens = tokenize_pairs(pairs, run.tokenizer)
+    return {
+        "pairs": len(pairs),
+        "sha256": _hash_pairs(pairs),
+        "loss": validation_loss(run.model, tokens, run.recipe.max_tokens),
+        "sacreBLEU": asdict(sacre_bleu(outputs, references)),
+        "chrF++": asdict(chrf(outputs, references, word_order=2)),
+    }
+
+
+def run(asked: argparse.Namespace) -> dict:
+    """Train a row from its last checkpoint on, and score it."""
+    base = Recipe.load(asked.recipe)
+    results = ablate(base, asked.run_dir, [asked.row], [asked.seed], split="test",
+                     device=asked.device, sentences=5000, show=False)  # fmt: skip
+    row = next(r for r in results if (r["row"], r["seed"]) == (asked.row, asked.seed))
+    done = Run.load(asked.run_dir / f"{asked.row}-{asked.seed}", asked.device, "last")
+    return row | {"fresh": scores_of(done, fresh_for(done))}
+
+
+def compare(records: list[dict], level: float = 0.95) -> dict:
+    """Mean difference of BLEU and of loss on the fresh pairs, base less D-ls0.0.
+
+    Returns:
+        For "bleu", "chrf" and "loss" the difference, and half of its interval by
+        Student's t for two groups of equal spread.
+
+    Raises:
+        ValueError: If a run is missing.
+    """
+    by_row = {row: {r["seed"]: r["fresh"] for r in records if r["row"] == row}
+              for row in ROWS}  # fmt: skip
+    if any(set(seeds) != set(SEEDS) for seeds in by_row.values()):
+        raise ValueError(f"{len(records)} runs of {len(ROWS) * len(SEEDS)} are there.")
+    measures = {
+        "bleu": lambda fresh: fresh["sacreBLEU"]["value"],
+        "chrf": lambda fresh: fresh["chrF++"]["value"],
+        "loss": lambda fresh: fresh["loss"],
+    }
+    found, runs = {}, len(SEEDS)
+    for name, measure in measures.items():
+        ours, others = ([measure(by_row[row][s]) for s in SEEDS] for row in ROWS)
+        variance = (statistics.variance(ours) + statistics.variance(others)) / 2
+        error = (2 * variance / runs) ** 0.5
+        found[name] = {
+            "difference": statistics.fmean(ours) - statistics.fmean(others),
+            "error": _t_quantile(2 * runs - 2, level) * error,
+        }
+    return found
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("row", choices=ROWS, nargs="?")
+    parser.add_argument("seed", type=int, nargs="?")
+    parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--recipe", default=RECIPE)
+    parser.add_argument("--device", help="cpu or cuda (what is there)")
+    parser.add_argument("--compare", action="store_true", help="say what came out")
+    asked = parser.parse_args(given)
+    if not asked.compare and None in (asked.seed, asked.run_dir, asked.out):
+        parser.error("give ROW, SEED, --run-dir and --out, or --compare")
+    asked.device = default_device(asked.device)
+    return asked
+
+
+if __name__ == "__main__":
+    asked = arguments()
+    if asked.compare:
+        kept = [json.loads(p.read_text("utf-8")) for p in KEPT.glob("*.json")]
+        for name, found in compare(kept).items():
+            print(f"{name}: {found['difference']:+.3f} +- {found['error']:.3f}")
+    else:
+        _write_json(asked.out, run(asked))
