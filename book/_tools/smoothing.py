@@ -1,4 +1,4 @@
-"""Does label smoothing help BLEU? One run of Table 3 in small, scored on fresh pairs too.
+"""Does label smoothing help BLEU? A run of Table 3 in small, scored on fresh pairs.
 
     python book/_tools/smoothing.py ROW SEED --run-dir DIR --out FILE
     python book/_tools/smoothing.py --compare
