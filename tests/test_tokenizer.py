@@ -4,6 +4,7 @@ import io
 import os
 import random
 import re
+import unicodedata
 
 import pytest
 import sentencepiece as spm
@@ -27,6 +28,7 @@ from transformer_lib.tokenizer import (
     Tokenizer,
     _count_words,
     apply_bpe,
+    fold_text,
     merge_pair,
     pairs_in,
     train_bpe,
@@ -424,3 +426,57 @@ def share(train, test, entries=False):
 def test_check_unknown_share_names(wrong, said):
     verdict = check_unknown_share(wrong)
     assert not verdict.passed and said in verdict.message
+
+
+# --- one way to write -----------------------------------------------------------------
+
+
+FOLDED = {
+    "“I’m tired,” she said.": "\"I'm tired,\" she said.",
+    "‚Ja‘, „nein‟ ´ʼ‛": "'Ja', \"nein\" '''",
+    "a\u00a0b\u2009c\u3000d\u2028e\u202ff": "a b c d e f",
+    "e\u200b\u0301 A\u030a": "é Å",  # what goes lets the accent to its letter
+    "می\u200c خ\u200d": "می خ",
+    "Auf\u200clage x\u200dy": "Auflage xy",
+    "😀\u200d x\u200d": "😀 x",
+    "\ufeffTwo\tlines\n\u202eof\u2069 it\x00": "Two\tlines\nof it\x00",
+    "half \ud83d”": 'half \ud83d"',
+}
+UNFOLDED = [
+    "",
+    "ﬁne ½ Ⅷ ｆｕｌｌ…",  # NFC, not NFKC
+    "他说：“好。” ‘是’",
+    "「そう」と“言”う",
+    "«Oui», dit-il – 5′ 3″",
+    "می\u200cخواهم",
+    "ক\u09cd\u200dষ",
+    "👩\u200d👩\u200d👧 ❤\ufe0f 1\ufe0f\u20e3 👍🏽",
+]
+
+
+def test_folded_text():
+    assert {text: fold_text(text) for text in FOLDED} == FOLDED
+    assert [fold_text(text) for text in UNFOLDED] == UNFOLDED
+
+
+def test_every_character_is_folded_by_its_kind():
+    """Between two letters: gone, a plain space, straight, or composed; nothing else."""
+    for code in range(0x110000):
+        text = f"x{chr(code)}y"
+        kind, got = unicodedata.category(chr(code)), fold_text(text)
+        if kind in ("Zs", "Zl", "Zp"):
+            assert got == "x y", hex(code)
+        elif got != unicodedata.normalize("NFC", text):
+            straight = got in ("x'y", 'x"y') and kind[0] in "PSL"
+            gone = got == "xy" and kind in ("Cf", "Mn", "Cn", "Lo")
+            assert straight or gone, hex(code)
+        elif kind == "Cf":  # those that one sees, such as Arabic signs of numbers
+            assert not (0x2000 <= code < 0x2100 or 0xFE00 <= code < 0xFF00), hex(code)
+
+
+@EASY
+@given(st.text(st.characters() | st.sampled_from("“’\u200d\u200c\ufe0f👩می e\u0301")))
+def test_folding_twice_is_folding_once(text):
+    once = fold_text(text)
+    assert fold_text(once) == once
+    assert once.isascii() or unicodedata.is_normalized("NFC", once)
