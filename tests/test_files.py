@@ -178,3 +178,12 @@ def test_one_at_a_time_holds_a_claim(removed, tmp_path):
             path.unlink()
     other.join(10)
     assert got == [True]
+
+
+def test_leftovers_are_those_of_the_names_that_were_asked_for(tmp_path):
+    own = "a.json.0123abcd.part", "step-000001.x.deadbeef.part"
+    for name in (*own, "b.json.0123abcd.part", "a.json.part", "a.json.0123abcz.part"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / "a.json.01234567.part").mkdir()
+    found = files.leftovers(tmp_path, "a.json", "step-*.x")
+    assert [path.name for path in found] == [*own]

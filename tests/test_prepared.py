@@ -762,3 +762,23 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     (_, small), (pairs, large) = numbers
     held = pairs * 2 * (56 + 7 * 30)  # strings and lists of numbers
     assert large - small < 4_000 < held / 1024 / 2, answer  # kilobytes
+
+
+@pytest.mark.skipif(room.fcntl is None, reason="needs locks on folders")
+def test_the_part_of_a_whole_folder_is_swept_where_nobody_works_in_it(tmp_path):
+    whole, part = tmp_path / "data", tmp_path / ".data.part"
+    for folder in whole, part, part / "old":
+        folder.mkdir()
+    (whole / "data.json").write_text("{}")
+    (part / "notes").write_text("somebody's")
+    room.sweep_part(whole)
+    assert (part / "notes").exists()  # not ours
+    (part / "notes").rename(part / room._MARK)
+    handle = os.open(part, os.O_RDONLY)
+    room.fcntl.flock(handle, room.fcntl.LOCK_EX)
+    room.sweep_part(whole)
+    assert (part / "old").exists()  # a process is at work
+    os.close(handle)
+    room.sweep_part(whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    room.sweep_part(whole)
