@@ -32,7 +32,7 @@ from fetched import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib import corpora
+from transformer_lib import corpora, text_files
 from transformer_lib.corpora import (
     SOURCES,
     CleaningReport,
@@ -431,14 +431,14 @@ def test_a_line_without_end_costs_no_memory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "n", [corpora._MAX_LINE - 2, corpora._MAX_LINE - 1, corpora._MAX_LINE]
+    "n", [text_files._MAX_LINE - 2, text_files._MAX_LINE - 1, text_files._MAX_LINE]
 )
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
 def test_lines_as_long_as_the_limit(n, start, tmp_path):
     path = write(tmp_path / "x.en", start + b"x" * (n - len(start)) + b"\nb")
-    long, last = list(corpora._read_lines(path))
+    long, last = list(text_files.text_lines(path))
     assert last == b"b"
-    assert long == (None if n == corpora._MAX_LINE else b"x" * (n - len(start)))
+    assert long == (None if n == text_files._MAX_LINE else b"x" * (n - len(start)))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
@@ -530,7 +530,7 @@ def zipped(files):
         ("plain.gz", "is not a .gz file"),
         ("empty.gz", "is not a .gz file"),
         ("x.tgz", "tar archive"),
-        ("x.bz2", "is bzip2"),
+        ("x.bz2", "is not a .bz2 file"),
         ("utf16.tsv", "is UTF-16"),
         ("page", "web page"),
         ("two.zip", "2 files of text. Say which .* a.tsv, b.tsv"),

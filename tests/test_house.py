@@ -80,8 +80,8 @@ LATE = {
 }
 DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}
 TEXT = {  # files, no page
-    "tokenizer", "downloads", "corpora", "checkpoints", "runs", "prepared", "wmt",
-    "tree_tokens", "ablations",
+    "tokenizer", "downloads", "text_files", "corpora", "checkpoints", "runs",
+    "prepared", "wmt", "tree_tokens", "ablations",
 }  # fmt: skip
 SPEAKS_JSON = {"onnx_export", "marian", "ctranslate2_export", "server"}  # to others
 

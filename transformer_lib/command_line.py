@@ -238,24 +238,27 @@ def _lines_of(files: Iterable[Path]) -> Iterator[str]:
     """The lines of files, or of standard input where there are none; "-" is it too.
 
     Raises:
-        ValueError: If a file cannot be read, or standard input is closed.
+        ValueError: If standard input is closed.
+        CorpusUnavailable: If something cannot be read, or is no text.
     """
+    from transformer_lib.text_files import text_lines
+
     for path in map(str, list(files) or ["-"]):
         name = "standard input" if path == "-" else path
-        try:
-            with _open_input(path) as file:
-                yield from _decoded(file, name)
-        except OSError as error:
-            raise ValueError(f"{name} cannot be read: {error.strerror}.") from error
+        source = _standard_input() if path == "-" else path
+        lines = source if source is sys.stdin else text_lines(source, name, longest=-1)
+        yield from _decoded(lines, name)
 
 
-def _open_input(path: str) -> contextlib.AbstractContextManager:
-    """A file of bytes, or for "-" standard input, which is not closed at the end."""
-    if path != "-":
-        return open(path, "rb")
+def _standard_input():
+    """Standard input as bytes; as it is where something without bytes took its place.
+
+    Raises:
+        ValueError: If it is closed.
+    """
     if sys.stdin is None:
         raise ValueError("standard input is closed: give a FILE, or text by a pipe.")
-    return contextlib.nullcontext(getattr(sys.stdin, "buffer", sys.stdin))
+    return getattr(sys.stdin, "buffer", sys.stdin)
 
 
 def _decoded(file: Iterable, name: str | Path) -> Iterator[str]:

@@ -8,16 +8,11 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/08_c
 __all__ = ['SOURCES', 'Corpus', 'load_corpus', 'stream_corpus', 'held_out', 'CleaningReport', 'stream_pairs', 'fetch']
 
 # %% ../notebooks/08_corpora.ipynb #5842fa22
-import codecs
-import gzip
 import hashlib
 import html
-import io
-import lzma
 import math
 import re
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +20,6 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from transformer_lib.downloads import (
-    _DAMAGE,
     CorpusUnavailable,
     Source,
     _find_file,
@@ -33,6 +27,7 @@ from transformer_lib.downloads import (
     unpack,
 )
 from .grammar import grammar_split
+from .text_files import read_once_only, text_lines
 
 # %% ../notebooks/08_corpora.ipynb #ab7a6b09
 @dataclass(frozen=True, repr=False)
@@ -293,10 +288,17 @@ def stream_pairs(
     numbers = [c for c in columns if isinstance(c, int) and c >= 0]
     if len(numbers) != 2 or len(columns) != 2:
         raise ValueError(f"columns={columns}: must be two numbers from 0 on.")
+    names = [source] if target is None else [source, target]
+    for path in names:
+        if read_once_only(path):
+            raise CorpusUnavailable(
+                f"{path} is a pipe or a device and can be read only once, but a text "
+                "is read several times: write it to a file first."
+            )
     if target is None:
-        rows, names = _one_file(source, columns), [source]
+        rows = _one_file(source, columns)
     else:
-        rows, names = _two_files(source, target, uneven), [source, target]
+        rows = _two_files(source, target, uneven)
     first = next(rows, None)  # so that a missing file is noticed at once
     rows = chain([first] if first else [], rows)
     quiet, report = report is not None, report or CleaningReport()
@@ -343,120 +345,7 @@ def _decode_side(line: bytes | None) -> str:
         raise OverflowError
     return line.decode()
 
-# %% ../notebooks/08_corpora.ipynb #744e03ad
-_MAX_LINE = 1 << 20  # bytes; a line that is longer is no sentence
-_KINDS = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip",
-         b"PK\x05\x06": "zip"}  # fmt: skip
-_NOT_READ = {b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z",
-            b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}  # fmt: skip
-
-
-def _open_text(path: str | Path) -> io.BufferedReader:
-    """Open a plain, .gz, .xz or .zip file of text; it gives bytes, unpacked.
-
-    Args:
-        path: The file; "some.zip/name" reads one of several files in an archive.
-
-    Raises:
-        CorpusUnavailable: If it is not there, or not such a file, or is a pipe.
-    """
-    path, member = _split_member(Path(path).expanduser())
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise CorpusUnavailable(
-            f"{path} is a pipe or a device and can be read only once, but a text is "
-            "read several times: write it to a file first."
-        )
-    try:
-        with open(path, "rb") as file:
-            start = file.read(300)
-        kind = next((k for magic, k in _KINDS.items() if start.startswith(magic)), "")
-        _check_start(path, start, kind)
-        if kind == "zip":
-            return _open_member(path, member)
-        opened = {"gz": gzip.open, "xz": lzma.open}.get(kind, open)(path, "rb")
-        return io.BufferedReader(opened, 1 << 18) if kind else opened
-    except (RuntimeError, *_DAMAGE) as error:
-        if isinstance(error, CorpusUnavailable):
-            raise
-        said = getattr(error, "strerror", None) or error
-        raise CorpusUnavailable(f"{path} cannot be read: {said}.") from error
-
-
-def _check_start(path: Path, start: bytes, kind: str) -> None:
-    """Refuse, by its first bytes, what is neither text nor a known archive."""
-    suffix = path.suffix.lower().lstrip(".")
-    problem = ""
-    for magic, name in _NOT_READ.items():
-        if start.startswith(magic):
-            problem = f"is {name}; only UTF-8 text, .gz, .xz and .zip are read"
-    if re.match(rb"\s*<(!doctype|html)", start, re.IGNORECASE):
-        problem = "is a web page, not a corpus"
-    elif suffix in ("tgz", "tar") or ".tar." in path.name.lower():
-        problem = "is a tar archive; unpack it first"
-    elif suffix in ("gz", "xz", "zip") and kind != suffix:
-        problem = f"is not a .{suffix} file; it begins with {start[:8]!r}"
-    if problem:
-        raise CorpusUnavailable(f"{path} {problem}.")
-
-# %% ../notebooks/08_corpora.ipynb #2501ee3a
-def _split_member(path: Path) -> tuple[Path, str]:
-    """some.zip/name -> (some.zip, name), where some.zip is a file."""
-    for parent in path.parents:
-        if parent.suffix.lower() == ".zip" and parent.is_file():
-            return parent, path.relative_to(parent).as_posix()
-    return path, ""
-
-
-def _open_member(path: Path, member: str) -> io.BufferedReader:
-    """Open the text in a .zip: the one that is named, or the only one there is."""
-    archive = zipfile.ZipFile(path)
-    names = [name for name in archive.namelist() if not name.endswith("/")]
-    extra = re.compile(r"(^|/)([_.]|(readme|licen[cs]e)\b)", re.IGNORECASE)
-    texts = [name for name in names if not extra.search(name)]
-    if member:
-        texts = [name for name in names if name == member]
-    if len(texts) != 1:
-        wanted = f"no file {member!r}" if member else f"{len(texts)} files of text"
-        raise CorpusUnavailable(
-            f"{path} holds {wanted}. Say which with {path}/NAME; there are: "
-            f"{', '.join(names[:9]) or 'none'}."
-        )
-    return io.BufferedReader(archive.open(texts[0]), 1 << 18)
-
-
-def _lines_of(file: io.BufferedIOBase) -> Iterator[bytes | None]:
-    r"""Lines without their ends; None for one of more than _MAX_LINE bytes.
-
-    Only "\n" ends a line, a "\r" before it and a byte order mark are taken off.
-    """
-    start = codecs.BOM_UTF8
-    while line := file.readline(_MAX_LINE):
-        too_long = len(line) == _MAX_LINE and not line.endswith(b"\n")
-        while too_long and (rest := file.readline(_MAX_LINE)):
-            if rest.endswith(b"\n"):
-                break
-        line, start = line.removeprefix(start), b""
-        yield None if too_long else line.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _read_lines(path: str | Path) -> Iterator[bytes | None]:
-    """Lines of a file, as `_lines_of` gives them.
-
-    Raises:
-        CorpusUnavailable: If the file is not there, cut short, or damaged.
-    """
-    n = 0
-    with _open_text(path) as file:
-        try:
-            for line in _lines_of(file):
-                n += 1
-                yield line
-        except (RuntimeError, *_DAMAGE) as error:
-            raise CorpusUnavailable(
-                f"{path} is cut short or damaged, after line {n:,} ({error})."
-            ) from error
-
-# %% ../notebooks/08_corpora.ipynb #a81ffc8e
+# %% ../notebooks/08_corpora.ipynb #96ad5ce4
 def _two_files(source: str | Path, target: str | Path, uneven: str) -> Iterator:
     """(line number, source line, target line, reason) from two files of lines.
 
@@ -464,10 +353,10 @@ def _two_files(source: str | Path, target: str | Path, uneven: str) -> Iterator:
         ValueError: If they have different numbers of lines and uneven="refuse".
     """
     sides = source, target
-    counts = [sum(1 for _ in _read_lines(path)) for path in sides]
+    counts = [sum(1 for _ in text_lines(path)) for path in sides]
     if counts[0] != counts[1] and uneven == "refuse":
         raise ValueError(_uneven_files(sides, counts))
-    both = zip_longest(*map(_read_lines, sides), fillvalue="")
+    both = zip_longest(*map(text_lines, sides), fillvalue="")
     for n, (a, b) in enumerate(both, 1):
         yield n, a, b, _UNEVEN if a == "" or b == "" else ""
 
@@ -488,7 +377,7 @@ def _one_file(path: str | Path, columns: Sequence[int]) -> Iterator:
 
     How many columns a line must have, most of the first hundred lines tell.
     """
-    first = list(islice(_read_lines(path), 100))
+    first = list(islice(text_lines(path), 100))
     widths = Counter(line.count(b"\t") + 1 for line in first if line)
     widths = [n for n, _ in widths.most_common() if n > max(columns)]
     if not widths:
@@ -496,7 +385,7 @@ def _one_file(path: str | Path, columns: Sequence[int]) -> Iterator:
             f"{path} has no line with a tab in it" if max(columns) < 2 else
             f"{path} has no line of {max(columns) + 1} columns"
         )  # fmt: skip
-    for n, line in enumerate(_read_lines(path), 1):
+    for n, line in enumerate(text_lines(path), 1):
         row = line.split(b"\t") if line else [line]
         if len(row) == widths[0]:
             yield n, row[columns[0]], row[columns[1]], ""

@@ -23,7 +23,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .checkpoints import _write_json
-from .corpora import CleaningReport, _clean, _lines_of, load_corpus
+from .corpora import CleaningReport, _clean, load_corpus
 from transformer_lib.downloads import (
     _DAMAGE,
     CorpusUnavailable,
@@ -35,6 +35,7 @@ from transformer_lib.downloads import (
 from .files import whole_file
 from .prepared import Prepared, _pieces_of, prepare
 from .runs import read_evidence
+from .text_files import split_lines
 from .transformer import TransformerConfig
 
 # %% ../notebooks/24_wmt.ipynb #d9272c85
@@ -286,7 +287,7 @@ def _open_tar_member(path: Path, member: str) -> Iterator[io.BufferedIOBase]:
 
 # %% ../notebooks/24_wmt.ipynb #1d3303c6
 def _member_lines(path: Path, member: str) -> Iterator[bytes | None]:
-    """Lines of a member, as `_lines_of` of chapter 08 gives them.
+    """Lines of a member, as `split_lines` of chapter 08 gives them.
 
     Raises:
         CorpusUnavailable: If it is missing, cut short, or damaged; it says where.
@@ -294,7 +295,7 @@ def _member_lines(path: Path, member: str) -> Iterator[bytes | None]:
     n = 0
     try:
         with _open_tar_member(path, member) as file:
-            for line in _lines_of(file):
+            for line in split_lines(file):
                 n += 1
                 yield line
     except _DAMAGE as error:
