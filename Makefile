@@ -12,11 +12,9 @@ JOBS   ?= 2
 
 # How much the chapters compute: small (a CPU, minutes) or full (a GPU).
 TRANSFORMER_LIB_SCALE  ?= small
-# A folder with offline copies of the corpora; where there is none, they are fetched.
-TRANSFORMER_LIB_MIRROR ?= $(abspath $(wildcard ../shared/data))
 # uv does not read pip's settings: hand it the one that names a folder of wheels.
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
-export TRANSFORMER_LIB_SCALE TRANSFORMER_LIB_MIRROR UV_FIND_LINKS
+export TRANSFORMER_LIB_SCALE UV_FIND_LINKS
 export PYTHONUTF8 := 1
 # Modules are compiled once, not in each of the many processes.
 export PYTHONDONTWRITEBYTECODE :=
@@ -62,7 +60,7 @@ test: env check-sync lint notebooks $(STAMPS)/web  ## set up, and check everythi
 	{ said=failed; $(MAKE) --no-print-directory $(STAMPS)/html && said=built; \
 	  echo $$said > $$told.new; mv $$told.new $$told; } & \
 	LITERATE_BOOK=$$told OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m pytest \
-	  -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder; status=$$?; \
+	  -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder $(TESTS); status=$$?; \
 	wait; grep -qx built $$told && exit $$status
 
 serve: book  ## build the book and serve it on this machine (PORT=8000)
@@ -116,7 +114,9 @@ help:  ## this list
 	  while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo "Settings: PYTHON=python3.12 (which Python), JOBS=2 (chapters, or test files, at a time),"
-	@echo "TRANSFORMER_LIB_SCALE=small or full, TRANSFORMER_LIB_MIRROR=folder of corpora."
+	@echo "TRANSFORMER_LIB_SCALE=small or full, TRANSFORMER_LIB_MIRROR=folder with copies of the"
+	@echo "corpora (they are fetched where it lacks one, and done without where that fails),"
+	@echo "TESTS='-m corpora' (what pytest is to run)."
 
 # --- steps ---------------------------------------------------------------------------
 

@@ -9,12 +9,15 @@ import threading
 import warnings
 
 import pytest
+import real_text
 from built import AXE, HTML, ROOT, wait_for_the_book
 from hypothesis import settings
 
 sys.path.append(str(ROOT / "book" / "_tools"))
 pytest.register_assert_rewrite("looks")
 from browser import HOW, find  # noqa: E402
+
+real_text.hide()
 
 # A slow moment of the machine is no failure.
 settings.register_profile("book", deadline=None)
@@ -39,36 +42,75 @@ LONGEST = (
 )  # fmt: skip
 
 
+# What a test of the built book takes from tests/built.py.
+OF_THE_BOOK = ("HTML", "Page", "need_the_book")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+    for item in items:
+        if any(hasattr(item.module, name) for name in OF_THE_BOOK):
+            item.add_marker("pages")
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    with real_text.shown(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item):
     """Tests that read the built book wait for it."""
-    if hasattr(item.module, "HTML") or hasattr(item.module, "need_the_book"):
+    if item.get_closest_marker("pages"):
         wait_for_the_book()
+    with real_text.skipped_without_text(item):
+        return (yield)
 
 
-def unseen(terminalreporter) -> int:
-    """How many tests wanted a browser and had none."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    with real_text.skipped_without_text(item):
+        return (yield)
+
+
+@pytest.fixture(autouse=True)
+def no_text(request):
+    """What depends on real text is marked so: it runs with it and without."""
+    yield
+    asked = not real_text.is_marked(request.node) and real_text.was_asked_for()
+    assert not asked, "this asks for real text, and may not: mark it `corpora`"
+
+
+# What is missing, the words of a skipped test that wanted it, whether it is needed.
+WANTED = [
+    (f"a browser. {HOW}", UNSEEN, NEEDED),
+    ("real text. Name a mirror: TRANSFORMER_LIB_MIRROR", real_text.UNREAD,
+     real_text.NEEDED),
+]  # fmt: skip
+
+
+def count_skipped(terminalreporter, words: str) -> int:
+    """How many tests were skipped in these words."""
     skipped = terminalreporter.stats.get("skipped", [])
-    return sum(UNSEEN in str(report.longrepr) for report in skipped)
+    return sum(words in str(report.longrepr) for report in skipped)
 
 
 def pytest_sessionfinish(session):
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if NEEDED and reporter and unseen(reporter):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    for _, words, needed in WANTED:
+        if needed and reporter and count_skipped(reporter, words):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter):
-    count = unseen(terminalreporter)
-    if count:
-        words = f"{count} TEST(S) DID NOT RUN for want of a browser. {HOW}."
-        terminalreporter.write_line(words, red=True, bold=True)
+    for what, words, _ in WANTED:
+        if count := count_skipped(terminalreporter, words):
+            line = f"{count} TEST(S) DID NOT RUN for want of {what}."
+            terminalreporter.write_line(line, red=True, bold=True)
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,13 @@
 """The built pages: all there, clean, and at home on any machine."""
 
 import json
-import os
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 from built import HTML, ROOT, Page, documents, need_the_book
+from real_text import MIRROR
 
 need_the_book()
 
@@ -60,9 +60,7 @@ def test_pictures_have_words(name):
 @each_page
 def test_no_path_of_this_machine(name):
     private = {str(ROOT), str(Path.home()), "/tmp/", "site-packages"}
-    mirror = os.environ.get("TRANSFORMER_LIB_MIRROR")
-    private |= {mirror} if mirror else set()
-    for path in private - {"/"}:
+    for path in filter(None, private - {"/"} | {MIRROR}):
         at = page(name).html.find(path)
         assert at < 0, f"...{page(name).html[max(0, at - 100) : at + 100]}..."
 

@@ -47,7 +47,6 @@ from transformer_lib.exercises.corpora import check_lines_of, check_split_pairs
 from transformer_lib.grammar import grammar_split
 
 EASY = settings(max_examples=25)
-MIRROR = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
 
 
 # --- finding files -------------------------------------------------------------------
@@ -715,9 +714,8 @@ def test_stream_corpus_is_load_corpus(split, monkeypatch):
     )
 
 
-@pytest.mark.skipif(not os.environ.get("TRANSFORMER_LIB_MIRROR"), reason="no mirror")
-def test_newstest_sizes(monkeypatch):
-    monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", MIRROR)
+@pytest.mark.corpora
+def test_newstest_sizes():
     for other in ("de", "fr"):
         assert len(load_corpus(f"newstest-en-{other}", "valid")) == 3000
         assert len(load_corpus(f"newstest-en-{other}", "test")) == 3003

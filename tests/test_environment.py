@@ -100,7 +100,7 @@ def test_continuous_integration_calls_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     text = script.read_text("utf-8")
-    assert "set -euo pipefail" in text and '\nmake test "$@"\n' in text
+    assert "set -euo pipefail" in text and '  make test "$@"\n' in text
     assert "\nexport LITERATE_BROWSER=needed\n" in text
 
 

@@ -141,6 +141,7 @@ def test_log_probabilities_whatever_the_beams_do(exported, seed, length, steps):
         tokens = torch.randint(4, model.config.vocab_size, (1, now), generator=draw)
 
 
+@pytest.mark.corpora
 @pytest.mark.parametrize("beam_size, n_best, count", [(1, 1, 6), (4, 4, 10), (5, 2, 4)])
 def test_the_same_translations(exported, beam_size, n_best, count):
     model, tokenizer, onnx_model = exported
@@ -884,6 +885,7 @@ def test_odd_text_goes_the_way_of_the_translator(exact):
         assert engine("😀 😀") == "😀 😀"
 
 
+@pytest.mark.corpora
 def test_scores_of_the_engine_are_log_probabilities(exact):
     engine, translator = exact
     rows = translator.tokenizer.encode_all(sentences(5))

@@ -182,6 +182,7 @@ def test_a_port_that_is_taken(served):
             server_module.translation_server(list, port=other.getsockname()[1])
 
 
+@pytest.mark.corpora
 def test_many_ask_at_once(engine):
     texts = sentences(24)
     bodies = [json.dumps({"text": text}).encode() for text in texts]

@@ -1,7 +1,6 @@
 """Chapter 09: BPE equal to SentencePiece's, and the tokenizer."""
 
 import io
-import os
 import random
 import re
 import unicodedata
@@ -35,7 +34,6 @@ from transformer_lib.tokenizer import (
 )
 
 EASY = settings(max_examples=25)
-MIRROR = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
 SPLITS = "train", "valid", "test"
 
 
@@ -94,9 +92,8 @@ def test_bpe_learns_and_cuts_as_sentencepiece_on_anything(seed):
         assert apply_bpe(other, merges) == model.encode(other, out_type=str)
 
 
-@pytest.mark.skipif(not MIRROR, reason="no mirror")
-def test_bpe_learns_and_cuts_as_sentencepiece_on_real_text(monkeypatch):
-    monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", MIRROR)
+@pytest.mark.corpora
+def test_bpe_learns_and_cuts_as_sentencepiece_on_real_text():
     pairs = load_corpus("tatoeba-en-de").pairs[::150]
     sentences = [re.sub("[\u00a0\u202f]", " ", s) for pair in pairs for s in pair]
     sentences = [s for s in sentences if not THRICE.search(s)]

@@ -3,16 +3,14 @@
 import dataclasses
 import io
 import lzma
-import os
 import tarfile
 import warnings
-from pathlib import Path
 
 import pytest
 from made_trees import WSJ_FILE, tree
 
 from transformer_lib import treebanks
-from transformer_lib.downloads import CorpusUnavailable
+from transformer_lib.downloads import CorpusUnavailable, Source, _local_copies
 from transformer_lib.tree_tokens import (
     _chunks,
     _tree_pair,
@@ -29,9 +27,6 @@ from transformer_lib.trees import (
     read_trees,
     repair,
 )
-
-MIRROR = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
-
 
 SMALL = "(S (NP (DT The) (NN dog)) (VP (VBD saw) (NP (PRP it))) (. .))"
 
@@ -178,12 +173,15 @@ def test_toy_splits_share_no_sentence():
     assert len(banks[0]) == 4000 and str(banks[0]).count("-NONE-") == 0
 
 
-@pytest.mark.skipif(not MIRROR, reason="no mirror")
+@pytest.mark.corpora
 def test_all_of_craft_comes_back():
     """30,830 trees read and written; every twelfth's sequence gives the tree back."""
     total, same_line = 0, 0
     for name in ("train", "dev", "test"):
-        (path,) = Path(MIRROR).rglob(f"craft_{name}.mrg.xz")
+        file = f"craft_{name}.mrg.xz"
+        path = next((path for _, path in _local_copies(Source(file, "", ""))), None)
+        if path is None:
+            raise CorpusUnavailable(file)
         lines = lzma.open(path, "rt", encoding="utf-8").read().rstrip("\n").split("\n")
         for line, one in zip(lines, read_trees(lines, path.name), strict=True):
             total += 1
@@ -198,7 +196,7 @@ def test_all_of_craft_comes_back():
     assert (total, same_line) == (30_830, 30_822)  # eight have a space too many
 
 
-@pytest.mark.skipif(not MIRROR, reason="no mirror")
+@pytest.mark.corpora
 def test_craft_development_split_and_its_score():
     bank = load_trees("craft", "valid")
     assert len(bank) == 2_780

@@ -42,6 +42,7 @@ from transformer_lib.runs import read_evidence
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import Translator
 
+pytestmark = pytest.mark.corpora  # for real sentences; the rest needs none
 VALID = [("The dog is old.", "Der Hund ist alt.")] * 20
 
 
@@ -54,7 +55,7 @@ def places(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def real():
     """Real sentences where the mirror has them, else the embedded grammar's."""
-    mirror = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
+    mirror = os.environ["TRANSFORMER_LIB_MIRROR"]
     mixed = Path(mirror, "mixed", "train.en-de.tsv.xz")
     if not (mirror and mixed.is_file()):
         return grammar_split("train")[:3000]

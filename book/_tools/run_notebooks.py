@@ -11,9 +11,9 @@ elsewhere fails the chapter.
 The outputs go into Jupyter Book's own cache, so that one run serves the tests and
 the pages. A chapter is run again when something that it depends on has changed: its
 code cells, the library modules that it imports (and what those import), the recipes
-and evidence files that it names, the locked versions, TRANSFORMER_LIB_SCALE, or
-whether the offline mirror is there. The seconds that each chapter took are written
-to _build/timings.json and shown in the book.
+and evidence files that it names, the locked versions, TRANSFORMER_LIB_SCALE, or, where
+it could read them, the corpora in the mirror and the cache. The seconds that each
+chapter took are written to _build/timings.json and shown in the book.
 """
 
 from __future__ import annotations
@@ -159,16 +159,26 @@ def needs_of(name: str) -> list[str]:
     return AFTER.get(name, []) if scale() == "full" else []
 
 
-def mirror_is_there() -> bool:
+def corpora_of(notebook) -> str:
+    """A hash of what a chapter's corpora could come from: mirror and cache, by name.
+
+    Empty where it imports nothing that reads corpora.
+    """
+    if LIBRARY / "downloads.py" not in library_closure(code_cells(notebook)):
+        return ""
     mirror = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
-    return bool(mirror) and Path(mirror).is_dir()
+    cache = os.environ.get("TRANSFORMER_LIB_CACHE", "")
+    files = [*Path(mirror).rglob("*")] if mirror else []
+    files += Path(cache or Path.home() / ".cache" / "transformer_lib").glob("*")
+    found = {f"{p.name} {p.stat().st_size}" for p in files if p.is_file()}
+    return hashlib.sha256("\0".join([cache, *sorted(found)]).encode()).hexdigest()
 
 
 def key_of(name: str, notebook, keys: dict[str, str]) -> str:
-    """A hash of everything that the outputs of a chapter depend on."""
+    """A hash of everything that the outputs of a chapter depend on but corpora."""
     code = code_cells(notebook)
     modules = library_closure(code)
-    said = [code, scale(), str(mirror_is_there()), sys.version.split()[0]]
+    said = [code, scale(), sys.version.split()[0]]
     # nbdev writes cell ids into comments: they change nothing.
     said += [re.sub(r"(?m)^# %% .*$", "", modules[path]) for path in sorted(modules)]
     said += [
@@ -416,12 +426,15 @@ def run_all(paths: list[Path], jobs: int, force: bool, timeout: int) -> int:
         keys[name] = key_of(name, notebook, keys)
 
     def is_fresh(path: Path) -> bool:
-        same = timings.get(path.stem, {}).get("key") == keys[path.stem]
+        record, name = timings.get(path.stem, {}), path.stem
+        same = record.get("key") == keys[name]
+        same = same and record.get("corpora") == corpora_of(notebooks[name])
         return same and is_stored(path)
 
     todo = {p.stem: p for p in paths if force or not is_fresh(p)}
     kept = len(paths) - len(todo)
     where, start, failures, running = device(), time.perf_counter(), {}, {}
+    ran: list[str] = []
 
     def ready(name: str) -> bool:
         names = needs_of(name)
@@ -449,9 +462,11 @@ def run_all(paths: list[Path], jobs: int, force: bool, timeout: int) -> int:
                     print(f"  {name:<18} FAILED after {seconds:.1f} s", flush=True)
                     continue
                 store(every[name], notebook, round(seconds, 2))
+                ran.append(name)
                 with timings_for_update() as record:
                     record[name] = {
                         "key": keys[name],
+                        "corpora": corpora_of(notebooks[name]),
                         "seconds": round(seconds, 2),
                         "device": where,
                         "scale": scale(),
@@ -463,10 +478,13 @@ def run_all(paths: list[Path], jobs: int, force: bool, timeout: int) -> int:
                     first = stray[0].replace(str(ROOT) + os.sep, "")[:150]
                     print(f"    {len(stray)} lines on stderr, the first: {first}")
 
+    if ran:
+        with timings_for_update() as record:  # some may have been fetched meanwhile
+            for name in ran:
+                record[name]["corpora"] = corpora_of(notebooks[name])
     total = time.perf_counter() - start
-    done = len(paths) - kept - len(failures)
     print(
-        f"  {done} chapters ran, {kept} unchanged, {len(failures)} failed"
+        f"  {len(ran)} chapters ran, {kept} unchanged, {len(failures)} failed"
         f" ({total:.1f} s)",
         flush=True,
     )
