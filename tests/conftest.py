@@ -130,6 +130,18 @@ def found_browser():
     return found
 
 
+def patient(opens):
+    """What opens a page, or several, which then wait for a busy machine."""
+
+    @functools.wraps(opens)
+    def wrapper(**how):
+        opened = opens(**how)
+        opened.set_default_timeout(300_000)  # milliseconds
+        return opened
+
+    return wrapper
+
+
 @pytest.fixture(scope="module")
 def browser(found_browser):
     """The browser, running; where there is none, its tests are skipped and counted."""
@@ -137,6 +149,8 @@ def browser(found_browser):
 
     with sync_playwright() as playwright:
         chromium = found_browser.launch(playwright)
+        for name in ("new_context", "new_page"):
+            setattr(chromium, name, patient(getattr(chromium, name)))
         yield chromium
         chromium.close()
 

@@ -305,7 +305,7 @@ def test_killed_anywhere_the_table_is_the_same(whole, tmp_path):
             command + words, env=env, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         ) as process:  # fmt: skip
-            limit = time.monotonic() + 120
+            limit = time.monotonic() + 1800
             while not began[moment].exists() and process.poll() is None:
                 assert time.monotonic() < limit
                 time.sleep(0.02)

@@ -417,7 +417,7 @@ def shell(line, at):
     code = "from transformer_lib.command_line import main; raise SystemExit(main())"
     line = line.replace("transformer-lib", f"{sys.executable} -c '{code}'")
     done = subprocess.run(
-        ["bash", "-c", line], cwd=at, text=True, capture_output=True, timeout=300,
+        ["bash", "-c", line], cwd=at, text=True, capture_output=True, timeout=1800,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert "Traceback" not in done.stdout + done.stderr

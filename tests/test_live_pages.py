@@ -8,7 +8,7 @@ import re
 import pytest
 from built import HTML
 from conftest import UNSEEN
-from looks import LOOK, OVERFLOW, STANDARD
+from looks import AT_REST, LOOK, OVERFLOW, STANDARD
 from test_live import exercises, live_cells, live_runner, plain_outputs
 
 PAGE = "notebooks/01_hello.html"
@@ -23,7 +23,7 @@ def there():
 
 
 FIRST = "Wq = [["  # the cell that the six steps begin with
-PATIENCE = 120_000  # milliseconds until Python is loaded, on a busy machine
+PATIENCE = 300_000  # milliseconds until Python is loaded, on a busy machine
 LIGHT_PAGE = 1_500_000  # bytes, without what the first Run loads
 
 
@@ -391,7 +391,7 @@ def test_narrow_light_and_dark(reader, axe, theme):
     found = page.evaluate(OVERFLOW)
     if axe:
         page.evaluate(f"{axe}; 0")
-        page.wait_for_timeout(400)  # colors fade from one theme to the other
+        page.evaluate(AT_REST)  # colors fade from one theme to the other
         found += page.evaluate(LOOK, [STANDARD, [], "colors", None])
     page.set_viewport_size({"width": 1300, "height": 900})
     page.evaluate("document.documentElement.dataset.theme = 'light'")

@@ -30,4 +30,4 @@ def test_a_bad_page_is_seen(window, axe):
 def test_search_finds(window, site):
     page, _ = window
     page.goto(f"{site}/search.html?q=attention")
-    page.wait_for_selector("#search-results li", timeout=10_000)
+    page.wait_for_selector("#search-results li")

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,13 +116,13 @@ pathlib.Path(sys.argv[2]).write_text('{"seconds": 1, "environment": 0}')
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
 def test_both_signals_end_the_runs_and_the_queue(tmp_path, kind):
-    """A run that would take a minute; the queue says that it was stopped."""
-    (tmp_path / "step.py").write_text("import time; time.sleep(60)")
+    """A run that would take hours; the queue says that it was stopped."""
+    (tmp_path / "step.py").write_text("import time; time.sleep(9999)")
     (tmp_path / "queue.toml").write_text(CHAIN % {"script": tmp_path / "step.py"})
     queue = start(tmp_path, "runs")
     assert "begins" in queue.stdout.readline()
     queue.send_signal(kind)
-    said, _ = queue.communicate(timeout=30)
+    said, _ = queue.communicate(timeout=1800)
     assert "stopped after" in said and "0 of 2 runs are done" in said, said
     assert not results(tmp_path, "runs")
 
@@ -131,7 +132,7 @@ def test_a_run_waits_for_the_one_that_it_goes_on_from(tmp_path):
     (tmp_path / "step.py").write_text(STEP)
     (tmp_path / "queue.toml").write_text(CHAIN % {"script": tmp_path / "step.py"})
     queue = start(tmp_path, "runs", "-j", "2")
-    said, _ = queue.communicate(timeout=60)
+    said, _ = queue.communicate(timeout=1800)
     assert queue.returncode == 0 and "2 of 2 runs are done" in said, said
     assert set(results(tmp_path, "runs")) == {"first.json", "second.json"}
     begun = [line.split()[3] for line in said.splitlines() if "begins" in line]
@@ -142,7 +143,7 @@ def test_a_run_that_waits_for_none_of_its_group_is_refused(tmp_path):
     words = CHAIN.replace('after = "first"', 'after = "frist"')
     (tmp_path / "queue.toml").write_text(words % {"script": tmp_path / "step.py"})
     queue = start(tmp_path, "runs")
-    said, _ = queue.communicate(timeout=60)
+    said, _ = queue.communicate(timeout=1800)
     assert queue.returncode == 1, said
     assert "second waits for 'frist', and the group has no run of that name" in said
 
@@ -156,24 +157,27 @@ def test_stopped_at_a_random_moment_the_result_is_the_same(place):
     script = str(ROOT / "book" / "_tools" / "gpu.sh")
     command = ["sh", script, str(place / "out"), "runs"]
     whole = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=600
+        command, env=env, capture_output=True, text=True, timeout=1800
     )
     assert whole.returncode == 0, whole.stderr
     assert "1 of 1 runs are done" in whole.stdout, whole.stdout
     with tarfile.open(place / "out" / "results.tar.gz") as packed:
         names = {Path(name).name for name in packed.getnames()}
     assert "C-N2-0.json" in names
-    queue = start(place, "stopped")
     checkpoint = place / "stopped" / "rows" / "C-N2-0" / "last.safetensors"
-    while not checkpoint.exists():
-        assert queue.poll() is None
-        time.sleep(0.02)
-    time.sleep(random.uniform(0, 0.3))
-    queue.send_signal(signal.SIGTERM)
-    said = queue.communicate(timeout=60)[0]
-    assert " done " not in said, said
+    said = " done "
+    while " done " in said:  # it was faster: once more
+        for folder in ("stopped", "stopped-kept"):
+            shutil.rmtree(place / folder, ignore_errors=True)
+        queue = start(place, "stopped")
+        while not checkpoint.exists() and queue.poll() is None:
+            time.sleep(0.02)
+        time.sleep(random.uniform(0, 0.3))
+        queue.send_signal(signal.SIGTERM)
+        said = queue.communicate(timeout=1800)[0]
+    assert checkpoint.exists(), said
     last = start(place, "stopped")
-    said = last.communicate(timeout=600)[0]
+    said = last.communicate(timeout=1800)[0]
     assert last.returncode == 0, said
     assert results(place, "stopped") == results(place, "whole")
     assert set(results(place, "whole")) == {"C-N2-0.json"}
@@ -189,7 +193,7 @@ def test_a_run_that_fails_is_said_and_keeps_nothing(place):
     row = TABLE.replace('"C-N2"', '"no-such-row"') % (place / "tiny.toml")
     queue.write_text(f"{row}[[group]]{other}")
     done = start(place, "failed", "-j", "2")
-    said = done.communicate(timeout=600)[0]
+    said = done.communicate(timeout=1800)[0]
     assert done.returncode == 1 and "no-such-row-0" in said and "FAILED" in said
     assert set(results(place, "failed")) == {"first.json"}
     words = place / "failed" / "words" / "test-queue.no-such-row-0.log"
@@ -197,10 +201,10 @@ def test_a_run_that_fails_is_said_and_keeps_nothing(place):
 
 
 def test_list_says_what_is_left(place):
-    said = start(place, "listed", "--list").communicate(timeout=60)[0].splitlines()
+    said = start(place, "listed", "--list").communicate(timeout=1800)[0].splitlines()
     assert [line.split() for line in said] == [["test-queue", "C-N2-0", "-"]]
     wrong = start(place, "listed", "no-such-group")
-    assert "no group 'no-such-group'" in wrong.communicate(timeout=60)[0]
+    assert "no group 'no-such-group'" in wrong.communicate(timeout=1800)[0]
     assert wrong.returncode == 1
 
 

@@ -63,7 +63,7 @@ def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch):
     less += " --set model.d_model=32 --set model.d_ff=64 --set model.num_layers=1"
     for line in block.splitlines():
         line += {"train": less, "prepare": " --vocab-size 700"}.get(line.split()[1], "")
-        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=300)
+        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=1800)
     assert Path("new.de").read_text("utf-8").count("\n") == 5
     into_the_world(README.split("## Out into the world")[1])
 
@@ -84,7 +84,7 @@ def test_the_four_lines_of_fine_tuning_work_as_they_are_typed(tmp_path, monkeypa
     for line in lines:
         line += less if line.split()[1] == "train" else ""
         done = subprocess.run(
-            line, shell=True, check=True, capture_output=True, text=True, timeout=300
+            line, shell=True, check=True, capture_output=True, text=True, timeout=1800
         )
     assert "BLEU" in done.stdout
     recipe = json.loads(Path("runs/tuned/recipe.json").read_text("utf-8"))
@@ -101,7 +101,7 @@ def into_the_world(part):
         port = str(free.getsockname()[1])
     script = "\n".join(lines).replace("8000", port) + "\nkill %1\n"
     done = subprocess.run(
-        ["bash", "-em"], input=script, capture_output=True, text=True, timeout=300
+        ["bash", "-em"], input=script, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])

@@ -77,7 +77,7 @@ QUERIES = {
 def test_a_query_leads_to_its_page(window, site, query):
     page, _ = window
     page.goto(f"{site}/search.html?q={query}")
-    page.wait_for_selector(HITS, timeout=10_000)
+    page.wait_for_selector(HITS)
     page.wait_for_function(ENOUGH)
     found = page.eval_on_selector_all(HITS, "all => all.map(a => a.pathname)")
     names = [path.strip("/").removesuffix(".html") for path in found[:FIRST]]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from figures import check_figure, contents, said, shown
+from looks import AT_REST
 
 from transformer_lib.figures.hello import (
     attention_figure,
@@ -86,7 +87,7 @@ def test_the_thickest_line_of_a_word_leads_where_it_looks_most(
         for i, row in enumerate(table):
             word = page.locator(f".asks-{i}")
             getattr(word, way)()
-            page.wait_for_timeout(250)  # the lines grow
+            page.evaluate(AT_REST)
             most = row.index(max(row))
             line = page.locator("svg.sentence").evaluate(THICKEST)
             assert line.split()[1:] == [f"from-{i}", f"to-{most}"]
@@ -100,7 +101,7 @@ def test_pointing_wins_over_the_focus(browser, figure, tmp_path):
     with shown(browser, tmp_path, figure, width=800) as page:
         page.locator(".asks-0").focus()
         page.locator(".asked-5").hover()
-        page.wait_for_timeout(250)
+        page.evaluate(AT_REST)
         lines = page.locator("svg.sentence").evaluate(THICKEST).split()
         assert lines[-1] == "to-5"
         assert page.locator(".share.from-0:visible").count() == 0

@@ -32,7 +32,7 @@ def serving_with(translate):
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def ask(method="POST", path="/translate", body=b"", headers=None):
-        connection = http.client.HTTPConnection(*server.server_address, timeout=60)
+        connection = http.client.HTTPConnection(*server.server_address, timeout=1800)
         connection.request(method, path, body, headers or {})
         reply = connection.getresponse()
         content = json.loads(reply.read())
@@ -95,13 +95,12 @@ def test_a_server_goes_on(served):
 
 def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
     """One leaves before the answer, one sends less than was said: the thread ends."""
-    monkeypatch.setattr(server_module._TranslationHandler, "timeout", 0.2)
     asked, gone = threading.Event(), threading.Event()
 
     def translate(lines, tell):
         if lines == ["slow"]:
             asked.set()
-            gone.wait(60)
+            gone.wait(1800)
         return [line * 10**5 for line in lines]
 
     server = server_module.translation_server(translate)
@@ -111,15 +110,16 @@ def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
     with socket.create_connection(server.server_address) as one:
         body = b'{"text": "slow"}'
         one.sendall(head % len(body) + body)
-        assert asked.wait(60)
+        assert asked.wait(1800)
         linger = struct.pack("ii", 1, 0)  # what is closed so is reset
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     gone.set()
+    monkeypatch.setattr(server_module._TranslationHandler, "timeout", 0.2)
     for sent in (b"", b"POST /tr", head % 100 + b"{"):  # gone before all is said
         with socket.create_connection(server.server_address) as one:
             one.sendall(sent)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    with socket.create_connection(server.server_address, timeout=60) as one:
+    with socket.create_connection(server.server_address, timeout=1800) as one:
         one.sendall(head % 100 + b"{")
         assert one.recv(100) == b""
     server.shutdown()
@@ -139,7 +139,7 @@ def test_other_mistakes_of_a_server_are_shown(capsys):
 
 def raw(address, request):
     """Status line, headers and body of the answer to some bytes."""
-    with socket.create_connection(address, timeout=60) as one:
+    with socket.create_connection(address, timeout=1800) as one:
         one.sendall(request)
         answer = b"".join(iter(lambda: one.recv(2**16), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -199,11 +199,11 @@ def test_five_hundred_come_before_the_first_is_served(engine):
     with contextlib.ExitStack() as stack:
         people = []
         for text in texts:
-            one = socket.create_connection(server.server_address, timeout=2)
+            one = socket.create_connection(server.server_address, timeout=1800)
             people.append(stack.enter_context(one))
             body = json.dumps({"text": text}).encode()
             one.sendall(head % len(body) + body)
-            one.settimeout(120)
+            one.settimeout(1800)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         answers = [b"".join(iter(lambda one=one: one.recv(2**16), b""))
                    for one in people]  # fmt: skip

@@ -400,18 +400,14 @@ def python(code):
     return run.stdout
 
 
-def test_import_costs_no_more_than_torch_plus_a_tenth():
-    clock = (
-        "import time; start = time.perf_counter(); import {}; "
-        "print(time.perf_counter() - start)"
-    )
-    ours = min(float(python(clock.format("transformer_lib"))) for _ in range(3))
-    assert ours <= 1.1 * float(python(clock.format("torch")))
-
-
 def test_import_is_lazy():
-    loaded = python("import sys, transformer_lib; print(*sys.modules)").split()
-    assert not {"torch", "numpy", "matplotlib"} & set(loaded)
+    """The library itself loads nothing but itself, and its model torch alone."""
+    loaded = python(
+        "import sys; before = set(sys.modules); "
+        "import transformer_lib; print(*set(sys.modules) - before)"
+    ).split()
+    foreign = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
+    assert foreign == {"transformer_lib"}
     loaded = python(
         "import sys, torch; before = set(sys.modules); "
         "import transformer_lib.transformer; print(*set(sys.modules) - before)"

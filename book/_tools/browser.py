@@ -56,7 +56,7 @@ class Browser:
         """
         try:
             done = subprocess.run(
-                [self.path, "--version"], capture_output=True, text=True, timeout=60,
+                [self.path, "--version"], capture_output=True, text=True, timeout=600,
                 env={**os.environ, **self.environment}, check=False,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):

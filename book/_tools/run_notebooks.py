@@ -54,7 +54,7 @@ LIBRARY = ROOT / "transformer_lib"
 RUNS = ROOT / "_build" / "runs"  # models that one chapter trains and others load
 CACHE = ROOT / "_build" / ".jupyter_cache"
 TIMINGS = ROOT / "_build" / "timings.json"
-TIMEOUT = 900  # seconds a cell may take
+TIMEOUT = 3600  # seconds a cell may take: on a busy machine, too
 
 # Chapters that load, at scale full, what another chapter's run leaves behind.
 AFTER = {"15_evaluation": ["13_runs"]}
