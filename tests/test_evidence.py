@@ -13,9 +13,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "book" / "_tools"))
 import evidence
 import ship
+import translator_scores
 
 from transformer_lib.corpora import load_corpus
-from transformer_lib.runs import Run, load_pretrained
+from transformer_lib.runs import Run, load_pretrained, read_evidence
 from transformer_lib.training import validation_loss
 
 data_dir, train = small_runs.data_dir, small_runs.train
@@ -96,3 +97,43 @@ def test_a_finished_run_becomes_the_model_that_ships(run_dir, tmp_path, monkeypa
     average = Run.load(run_dir, "cpu", "average").model.half().float()
     for name, weights in average.state_dict().items():
         assert torch.equal(weights, model.state_dict()[name]), name
+
+
+def test_what_the_scores_of_the_translator_are_parted_by():
+    """Near copies, names that were never read, length, as chapter 19 counts them."""
+    page = translator_scores.functions_of(translator_scores.PAGE)
+    gaps = page["gaps_of"](["Tom ist hier.", "Das ist gut."])
+    pairs = [("", "Maria ist hier."), ("", "Maria war hier."), ("", "Das ist gut.")]
+    assert page["near_copies"](gaps, pairs) == [True, False, True]
+    known = page["words_in"]([("I see Tom.", "Ich sehe Tom.")])
+    assert known == {"I", "see", "Tom", "Ich", "sehe"}
+    rows = [("I see Tom.", "Ich sehe Tom.", "Ich sehe Tom."),
+            ("I see Zoe.", "Ich sehe Zoe.", "Ich sehe Zo."),
+            ("I see rain.", "Ich sehe Regen.", "Ich sehe rain.")]  # fmt: skip
+    found = page["unread_copies"](rows, known)
+    assert found == [("Zoe", rows[1])] and not page["came_through"](*found[0])
+    (row,) = page["by_length"](rows, (1, 1000))
+    wanted = sacrebleu.corpus_bleu([row[2] for row in rows], [[row[1] for row in rows]])
+    assert row[:3] == [1, 999, 3] and row[3] == pytest.approx(wanted.score)
+    assert page["news_beyond"]([("a b", "")], [("a c", ""), ("a b a", "")]) == {
+        "beyond": 0.5, "unread": 0.2}  # fmt: skip
+
+
+def test_the_parts_of_the_score_are_those_of_the_records():
+    kept = read_evidence("translator-test")
+    for name, parts in kept["scores"].items():
+        record = read_evidence(name)
+        assert parts["all"]["sentences"] == len(record["outputs"])
+        for ours, metric in (("BLEU", "sacreBLEU"), ("chrF2", "chrF2")):
+            then = record["scores"][metric]
+            value, low, high = parts["all"][ours]
+            assert value == pytest.approx(then["value"]) and low < value < high
+            assert then["test_sha256"] == kept["test_sha256"]
+        for one, rest in (("a near copy in training", "no near copy"),
+                          ("a name never read", "no such name")):  # fmt: skip
+            both = parts[one]["sentences"] + parts[rest]["sentences"]
+            assert both == parts["all"]["sentences"]
+    for row in kept["compared"]:
+        was, now = (kept["scores"][row[side]][row["group"]]["BLEU"][0]
+                    for side in ("first", "second"))  # fmt: skip
+        assert row["BLEU"]["gain"] == pytest.approx(now - was)

@@ -302,10 +302,13 @@ def test_the_translator_page_says_what_its_table_shows():
     assert "".join(pieces[2:6]) == "▁mechanism"
     for share, keys in zip(shares, (slice(1, 2), slice(2, 6)), strict=True):
         assert round(100 * float(row[keys].sum())) == int(share)
-    said = r"layer 3 those pieces have (\d+) % of the weight when \*wie\*"
+    said = r"layer 3 those pieces have (\d+) % of the weight in the row \*wiegt\*"
     (share,) = re.search(said, page).groups()
-    row = weights[2][0].mean(dim=0)[written.index("▁wie")]
+    at = written.index("▁wie")  # two pieces, and the table shows their mean
+    row = weights[2][0].mean(dim=0)[at : at + 2].mean(dim=0)
+    assert written[at + 1] == "gt" and pieces[6:8] == ["▁weigh", "s"]
     assert round(100 * float(row[2:6].sum())) == int(share)
+    assert row[2:6].sum() > row[6:8].sum()
 
 
 # --- exercises ------------------------------------------------------------------------

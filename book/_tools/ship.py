@@ -7,8 +7,8 @@ Takes the averaged weights and the record.json that the queue left in the folder
 run, writes transformer_lib/pretrained/NAME, by which the library knows the model, and
 transformer_lib/evidence/RECIPE.json, and makes again every record that is read
 off this model: the sentence of chapters 01 to 07, the heads of chapter 27, newstest2014
-of chapter 24. Minutes to an hour on a CPU. It ends with the commands that need the
-built book. Refuses a run that is not finished, and weights of 20 MB or more.
+of chapter 24, the parts of the test set of chapter 19. Minutes to an hour on a CPU. It
+ends with the commands that need the built book. Refuses a run that is not finished, and weights of 20 MB or more.
 """
 
 import argparse
@@ -28,6 +28,7 @@ AFTER = [
     [sys.executable, "-c", "import transformer_lib.heads as h; h.record_heads("
      "'transformer_lib/evidence/attention-heads.json')"],
     [sys.executable, "benchmarks/newstest.py"],
+    [sys.executable, "book/_tools/translator_scores.py"],
 ]  # fmt: skip
 LATER = ("python book/_tools/growth.py {} && make book && "
          "python benchmarks/translator.py && make test")  # fmt: skip

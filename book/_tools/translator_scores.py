@@ -1,0 +1,138 @@
+"""translator_scores.py [RECORD ...]: what the translator's test scores consist of.
+
+Reads the recorded translations of some runs of one recipe (those behind the model that
+ships, if none are named) and their text, and writes evidence/translator-test.json:
+scores with intervals of all test sentences, of those with and without a near copy in
+the training text, of those with and without a name that was never read; by length, and
+by whether all words were read; and the runs against each other by paired bootstrap.
+What is counted is said by the functions of chapter 19, which this runs. Minutes; it
+needs the corpora.
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from transformer_lib.checkpoints import _write_json
+from transformer_lib.corpora import load_corpus
+from transformer_lib.evaluation import (
+    bootstrap_interval,
+    chrf,
+    paired_bootstrap,
+    sacre_bleu,
+)
+from transformer_lib.runs import environment_record, read_evidence, recorded_outputs
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "notebooks/19_shipped_model.ipynb"
+RUNS = ["tatoeba-en-de", "tatoeba-en-de-longer", "tatoeba-en-de-names"]
+
+
+def functions_of(page: Path) -> dict:
+    """What the cells with the tag "counts" of a notebook define."""
+    found = {"re": re, "sacre_bleu": sacre_bleu}
+    for cell in json.loads(page.read_text("utf-8"))["cells"]:
+        if "counts" in cell["metadata"].get("tags", []):
+            exec("".join(cell["source"]), found)
+    return found
+
+
+def scores_of(rows: list[tuple[str, str, str]]) -> dict:
+    """BLEU and chrF2 with the bounds of 95% of bootstrap samples, and chrF++."""
+    _, references, outputs = (list(side) for side in zip(*rows, strict=True))
+    found = {"sentences": len(rows), "chrF++": chrf(outputs, references, 2).value}
+    for metric in ("BLEU", "chrF2"):
+        interval = bootstrap_interval(outputs, references, metric)
+        found[metric] = [interval.value, interval.low, interval.high]
+    return found
+
+
+def compared(first: list[tuple], second: list[tuple]) -> dict:
+    """Second minus first, with bounds, p, and the standard deviation of the samples."""
+    references = [row[1] for row in first]
+    sides = [[row[2] for row in rows] for rows in (first, second)]
+    found = {}
+    for metric in ("BLEU", "chrF2"):
+        both = paired_bootstrap(*sides, references, metric)
+        found[metric] = {"gain": both.second - both.first, "low": both.low,
+                         "high": both.high, "p": both.p_value,
+                         "sd": float(both.differences.std())}  # fmt: skip
+    return found
+
+
+def record_of(names: list[str]) -> dict:
+    """All that the docstring of this file names."""
+    page, runs = functions_of(PAGE), [read_evidence(name) for name in names]
+    corpus = runs[-1]["recipe"]["corpus"]
+    text, news = load_corpus(corpus), load_corpus("newstest-en-de", "test")
+    valid = load_corpus(corpus, "valid")
+    outputs = [recorded_outputs(run) for run in runs]
+    sources = [[row[:2] for row in rows] for rows in outputs]
+    if any(side != sources[-1] for side in sources):
+        raise SystemExit("The runs were scored on different test sentences.")
+    gaps = page["gaps_of"](german for _, german in text.pairs)
+    near = {"valid": page["near_copies"](gaps, valid.pairs),
+            "test": page["near_copies"](gaps, sources[-1])}  # fmt: skip
+    known = page["words_in"](text.pairs)
+    named = [bool(page["unread_copies"]([row], known)) for row in outputs[-1]]
+    english = {word for source, _ in text.pairs for word in page["words_of"](source)}
+    read = [english.issuperset(page["words_of"](row[0])) for row in outputs[-1]]
+    groups = {
+        "all": [True] * len(named),
+        "a near copy in training": near["test"],
+        "no near copy": [not one for one in near["test"]],
+        "a name never read": named,
+        "no such name": [not one for one in named],
+    }
+    parts = [{group: [row for row, one in zip(rows, some, strict=True) if one]
+              for group, some in groups.items()} for rows in outputs]  # fmt: skip
+    pairs = {"valid": valid.pairs, "test": sources[-1]}
+    copies = [page["unread_copies"](rows, known) for rows in outputs]
+    parted = {"all words read": read, "a word never read": [not one for one in read]}
+    return {
+        "command": "python book/_tools/translator_scores.py",
+        "runs": names,
+        "test_sha256": runs[-1]["scores"]["sacreBLEU"]["test_sha256"],
+        "training_sha256": text.sha256,
+        "near": {
+            part: {"pairs": len(some), "near": sum(some), "words": sum(
+                len(german.split()) for _, german in pairs[part])}
+            for part, some in near.items()
+        },
+        "scores": {
+            name: {group: scores_of(rows) for group, rows in part.items()}
+            for name, part in zip(names, parts, strict=True)
+        },
+        "compared": [
+            {"first": names[i], "second": names[i + 1], "group": group}
+            | compared(parts[i][group], parts[i + 1][group])
+            for i in range(len(names) - 1) for group in groups
+        ],
+        "copied": {
+            name: [sum(page["came_through"](*one) for one in some), len(some)]
+            for name, some in zip(names, copies, strict=True)
+        },
+        "by_length": page["by_length"](outputs[-1]),
+        "parted": {
+            name: [page["by_length"](
+                [row for row, one in zip(outputs[-1], some, strict=True) if one], edges)
+                for edges in ((1, 9, 13, 1000), (1, 1000))]
+            for name, some in parted.items()
+        },
+        "newstest": page["news_beyond"](text.pairs, news.pairs),
+        "environment": environment_record("cpu"),
+    }  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="*", default=RUNS, help="names of records")
+    asked = parser.parse_args(arguments)
+    path = ROOT / "transformer_lib/evidence/translator-test.json"
+    _write_json(path, record_of(asked.runs))
+    print(f"The record is in {path}.")
+
+
+if __name__ == "__main__":
+    main()
