@@ -8,7 +8,8 @@ run, writes transformer_lib/pretrained/NAME, by which the library knows the mode
 transformer_lib/evidence/RECIPE.json, and makes again every record that is read
 off this model: the sentence of chapters 01 to 07, the heads of chapter 27, newstest2014
 of chapter 24, the parts of the test set of chapter 19. Minutes to an hour on a CPU. It
-ends with the commands that need the built book. Refuses a run that is not finished, and weights of 20 MB or more.
+ends with the commands that need the built book. Refuses a run that is not finished, and
+weights of 20 MB or more.
 """
 
 import argparse
