@@ -7,9 +7,12 @@ import json
 import os
 import re
 import runpy
+import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from transformer_lib import command_line as cli
 from transformer_lib import training
 from transformer_lib.command_line import _settings_asked, main
 from transformer_lib.corpora import load_corpus
+from transformer_lib.files import whole_file
 from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import Run
@@ -331,7 +335,147 @@ def test_translate_answers_before_the_input_ends(at):
         watch.cancel()
 
 
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+def started(at, *words):
+    """The program with a pipe to its input that stays open, where signals are new."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "transformer_lib", *words], cwd=at, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: [signal.signal(kind, signal.SIG_DFL) for kind in SIGNALS],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SIGNALS)
+def test_a_signal_ends_what_waits_for_input(at, kind):
+    with started(at, "translate", "run", "-", "--beam-size", "1") as program:
+        program.stdin.write("The dog sleeps.\n")
+        program.stdin.flush()
+        assert program.stdout.readline().endswith("\n")
+        program.send_signal(kind)
+        assert program.wait(300) == SIGNALS[kind]
+        said = program.stderr.read()
+    wanted = "transformer-lib: interrupted.\n" if kind == signal.SIGINT else ""
+    assert said == wanted
+
+
+def test_an_error_ends_what_waits_for_input(at):
+    """Also while a thread still reads: a beam that cannot be, a reader that leaves."""
+    with started(at, "translate", "run", "--beam-size", "0") as program:
+        program.stdin.write("The dog sleeps.\n")
+        program.stdin.flush()
+        assert program.wait(300) == 2
+        assert program.stderr.read().startswith("transformer-lib: beam_size=0")
+    with started(at, "translate", "run", "--beam-size", "1") as program:
+        program.stdout.close()
+        program.stdin.write("The dog sleeps.\n")
+        program.stdin.flush()
+        assert program.wait(300) == 0 and program.stderr.read() == ""
+
+
+@pytest.mark.parametrize("command", cli._COMMANDS)
+@pytest.mark.parametrize("kind", SIGNALS)
+def test_a_signal_ends_each_command_in_order(command, kind, monkeypatch, tmp_path):
+    """Nothing half-written stays, and afterwards the signal does what it did."""
+    before = signal.getsignal(kind)
+
+    def work(asked):
+        with whole_file(tmp_path / "result", "w"):
+            os.kill(os.getpid(), kind)
+            time.sleep(60)
+
+    entry = (work, lambda parser: None, "")
+    monkeypatch.setitem(cli._COMMANDS, command, entry)
+    work.__doc__ = "Work."
+    try:
+        status = main([command])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == SIGNALS[kind] and not [*tmp_path.iterdir()]
+    assert signal.getsignal(kind) is before
+
+
+@pytest.mark.parametrize("line", [
+    "transformer-lib --help", "transformer-lib --version",
+    "transformer-lib translate run test.en --beam-size 1",
+    "PYTHONUNBUFFERED=1 transformer-lib --version",
+    "PYTHONUNBUFFERED=1 transformer-lib translate run test.en --beam-size 1",
+])  # fmt: skip
+def test_a_full_disk_behind_standard_output_is_said(at, line):
+    status, out, errors = shell(f"{line} > /dev/full", at)
+    reason = "standard output could not be written (No space left on device)"
+    assert (status, out) == (2, "") and errors == f"transformer-lib: {reason}.\n"
+
+
+def test_a_full_disk_behind_standard_error_hides_no_status(at):
+    assert shell("transformer-lib translate nothing 2> /dev/full", at) == (2, "", "")
+
+
+COMPLETE = """
+source <(transformer-lib completion bash)
+complete_line() {  # the words of a line; what bash would offer for the last of them
+    COMP_WORDS=("$@") COMP_LINE="$*" COMP_POINT=${#COMP_LINE} COMP_TYPE=9
+    COMP_CWORD=$(($# - 1)) COMPREPLY=()
+    handler=$(complete -p transformer-lib | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+    $handler transformer-lib; echo "${COMPREPLY[@]}"
+}
+complete_line transformer-lib tr
+complete_line transformer-lib translate --be
+complete_line transformer-lib prepare --kind ""
+complete_line transformer-lib translate run test.
+"""
+
+
+def test_bash_completes_commands_options_choices_and_files(at):
+    done = subprocess.run(
+        ["bash", "-c", COMPLETE], cwd=at, text=True, capture_output=True, timeout=300,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    )  # fmt: skip
+    assert done.stderr == ""
+    words = [sorted(line.split()) for line in done.stdout.splitlines()]
+    assert words[:2] == [["train", "translate"], ["--beam-size"]]
+    assert words[2:] == [["bpe", "unigram"], ["test.de", "test.en"]]
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_completion_of_each_shell_is_its_language(name, capsys):
+    """Where the shell is installed, it reads it without a complaint."""
+    assert main(["completion", name]) == 0
+    said = capsys.readouterr().out
+    wanted = {"bash": "complete -o", "zsh": "compdef", "fish": "complete --command"}
+    assert wanted[name] in said and "transformer-lib" in said
+    if shutil.which(name):
+        subprocess.run([name, "-n"], input=said, text=True, check=True)
+
+
+def test_the_program_is_a_module_too(at):
+    for module in "transformer_lib", "transformer_lib.command_line":
+        told = subprocess.run([sys.executable, "-m", module, "translate", "nowhere"],
+                              text=True, capture_output=True)  # fmt: skip
+        assert told.returncode == 2 and "nowhere" in told.stderr
+
+
+OPTIONS = [
+    (command, action.option_strings[-1])
+    for (commands,) in [[a for a in cli._make_parser()._actions if a.choices]]
+    for command, parser in commands.choices.items()
+    for action in parser._actions
+    if action.option_strings and action.nargs != 0
+]
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_two_dashes_are_no_value_of_an_option(command, option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([command, option, "--"])
+    assert f"{option}: expected" in capsys.readouterr().err
+
+
 WRONG = {
+    "two settings in one": (["train", "small", "--run", "r", "--set",
+                             "max_steps=1\nseed=3"], "give each a --set"),
     "a seed that is none": (["prepare", "--train", "train.en", "train.de", "--seed",
                              "-1", "--out", "o"], "seed=-1: must be a whole number"),
     "no such recipe": (["train", "enormous", "--run", "r"], "no recipe 'enormous'"),

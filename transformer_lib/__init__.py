@@ -2,7 +2,7 @@
 
 The names below are found in their chapter's module on first use, so that
 ``import transformer_lib`` costs nothing and chapter 01 needs no torch.
-This file is the only one of the package that is written by hand.
+This file and ``__main__.py`` are the only ones of the package written by hand.
 """
 
 import importlib

@@ -33,7 +33,7 @@ from transformer_lib.decoding import (
     search,
 )
 from .encoder import layer_norm
-from .evaluation import _tokens_13a, sacre_bleu
+from .evaluation import _tokens_of, sacre_bleu
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from transformer_lib.objective import (
     build_optimizer,
@@ -794,7 +794,7 @@ def _tokens_against_text(hypotheses: Sequence[str], references: Sequence[str]) -
     """BLEU of tokens, put together with spaces, against references as they are."""
     from sacrebleu.metrics import BLEU
 
-    tokens = [" ".join(row) for row in _tokens_13a(hypotheses)]
+    tokens = [" ".join(row) for row in _tokens_of(hypotheses)]
     return BLEU(tokenize="none").corpus_score(tokens, [list(references)]).score
 
 

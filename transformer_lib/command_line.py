@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import shutil
+import signal
 import sys
 import time
 import tomllib
@@ -36,9 +37,34 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         0 if all went well, 1 if doctor or diagnose found a fault, 2 if what was asked
-        cannot be done (a sentence on standard error says why), 130 if interrupted.
+        cannot be done (a sentence on standard error says why), 130 if interrupted;
+        128 and its number after another signal, by SystemExit.
     """
+    try:
+        with _signals_end_it():
+            try:
+                return _run_command(arguments)
+            finally:
+                _flush_output()
+    except BrokenPipeError:  # the reader of our lines has stopped
+        return 0
+    except KeyboardInterrupt:
+        _say("interrupted.")
+        return 130
+    except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
+        if type(error) is OSError and error.errno and error.filename is None:  # print's
+            error = f"standard output could not be written ({error.strerror})."
+        _say(error)
+        return 2
+
+
+def _run_command(arguments: list[str] | None) -> int:
+    """Read the words and call the command that they name."""
     parser = _make_parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how a word may go on
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     asked = parser.parse_args(arguments)
     if asked.version:
         print(metadata.version("transformer-lib"))
@@ -46,24 +72,50 @@ def main(arguments: list[str] | None = None) -> int:
     if not hasattr(asked, "function"):
         parser.print_help()
         return 2
+    _open_streams(asked)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_: _say(message)
+        return asked.function(asked) or 0
+
+
+@contextlib.contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does: nothing half-done stays.
+
+    Its status is 128 and the number of the signal. A signal that is ignored, as under
+    nohup, or has a handler, keeps what it has.
+    """
+
+    def end(number, frame):
+        raise SystemExit(128 + number)
+
+    kinds = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
+    kinds = [kind for kind in kinds if kind and signal.getsignal(kind) is signal.SIG_DFL]
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
+        for kind in kinds:
+            signal.signal(kind, end)
     try:
-        _open_streams(asked)
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_: _say(message)
-            return asked.function(asked) or 0
-    except BrokenPipeError:  # the reader of our lines has stopped
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        _say("interrupted.")
-        sys.stdout.flush()
-        if asked.function is _run_translate and not asked.files:
-            os._exit(130)  # a thread still waits for standard input
-        return 130
-    except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
-        _say(error)
-        return 2
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            for kind in kinds:
+                signal.signal(kind, signal.SIG_DFL)
+
+
+def _flush_output() -> None:
+    """Write out what was printed, or raise."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _throw_away(sys.stdout)
+        raise
+
+
+def _throw_away(stream) -> None:
+    """Write what a stream still holds nowhere: Python's last attempt must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_streams(asked: argparse.Namespace) -> None:
@@ -80,7 +132,10 @@ def _open_streams(asked: argparse.Namespace) -> None:
 
 def _say(message) -> None:
     """One line on standard error, that names the program."""
-    print(f"transformer-lib: {message}", file=sys.stderr)
+    try:
+        print(f"transformer-lib: {message}", file=sys.stderr)
+    except OSError:  # it is full, or nobody reads it
+        _throw_away(sys.stderr)
 
 # %% ../notebooks/18_command_line.ipynb #47333237
 def _run_prepare(asked: argparse.Namespace) -> None:
@@ -147,9 +202,14 @@ def _settings_asked(assignments: Iterable[str]) -> dict:
         if not equals:
             raise ValueError(f"--set {assignment}: write it as name=value.")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            read = tomllib.loads(f"value = {text}")
         except tomllib.TOMLDecodeError:
-            value = text  # a word without quotes
+            read = {"value": text}  # a word without quotes
+        if len(read) > 1 or "\n" in name:
+            raise ValueError(
+                f"--set {assignment!r} holds several settings: give each a --set."
+            )
+        value = read["value"]
         *outer, last = name.strip().split(".")
         place = settings
         for part in outer:
@@ -253,12 +313,18 @@ def _lines_of(files: Iterable[Path]) -> Iterator[str]:
 def _standard_input():
     """Standard input as bytes; as it is where something without bytes took its place.
 
+    It gets a reader of its own. Python closes sys.stdin when it ends, and aborts where
+    a thread still waits for a line of it.
+
     Raises:
         ValueError: If it is closed.
     """
     if sys.stdin is None:
         raise ValueError("standard input is closed: give a FILE, or text by a pipe.")
-    return getattr(sys.stdin, "buffer", sys.stdin)
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except (OSError, AttributeError):  # not a file, such as in a notebook
+        return getattr(sys.stdin, "buffer", sys.stdin)
 
 
 def _decoded(file: Iterable, name: str | Path) -> Iterator[str]:
@@ -635,6 +701,12 @@ class _CommandParser(argparse.ArgumentParser):
         finally:
             self.passes = 0
 
+    def _get_values(self, action, arg_strings):
+        """Refuse "--" as the value of an option; argparse makes an empty list of it."""
+        if action.option_strings and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected a value before --")
+        return super()._get_values(action, arg_strings)
+
 
 def _make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
@@ -796,6 +868,22 @@ def _fill_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
 
 # %% ../notebooks/18_command_line.ipynb #17c090fc
+def _run_completion(asked: argparse.Namespace) -> None:
+    """Print what teaches a shell to complete these commands with the Tab key.
+
+    Add its output to ~/.bashrc or ~/.zshrc, or for fish to
+    ~/.config/fish/completions/transformer-lib.fish.
+    """
+    import argcomplete
+
+    print(argcomplete.shellcode(["transformer-lib"], shell=asked.shell))
+
+
+def _fill_completion(parser: argparse.ArgumentParser) -> None:
+    """Options of completion."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+# %% ../notebooks/18_command_line.ipynb #398df192
 _COMMANDS = {
     "prepare": (_run_prepare, _fill_prepare,
                 "prepare --train train.en train.de --out data"),
@@ -815,4 +903,9 @@ _COMMANDS = {
     "diagnose": (_run_diagnose, _fill_diagnose,
                  "diagnose runs/mine --test test.en test.de"),
     "doctor": (_run_doctor, lambda parser: None, "doctor"),
+    "completion": (_run_completion, _fill_completion, "completion bash >> ~/.bashrc"),
 }  # fmt: skip
+
+# %% ../notebooks/18_command_line.ipynb #c14570ed
+if __name__ == "__main__" and __spec__:  # python -m; a notebook's __main__ has no spec
+    sys.exit(main())

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 # %% ../notebooks/15_evaluation.ipynb #ae895e25
 import re
 import time
+import unicodedata
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 
@@ -117,6 +118,12 @@ def _check_corpus(hypotheses: Sequence, references: Sequence, tokens=False) -> N
     Raises:
         ValueError: What was given and what is allowed.
     """
+    for side in (hypotheses, references):
+        if isinstance(side, str | bytes | dict) or not hasattr(side, "__getitem__"):
+            raise ValueError(
+                f"a side of type {type(side).__name__} was given; give a list of "
+                "sentences, such as [text], on both sides."
+            )
     if len(hypotheses) != len(references) or not len(hypotheses):
         raise ValueError(
             f"{len(hypotheses)} hypotheses and {len(references)} references were "
@@ -127,6 +134,10 @@ def _check_corpus(hypotheses: Sequence, references: Sequence, tokens=False) -> N
             raise ValueError(
                 "a sentence is a string; give a list of tokens, such as text.split(), "
                 "or use sacre_bleu, which tokenizes by itself."
+            )
+        if tokens and not isinstance(sentence, Sequence):
+            raise ValueError(
+                f"a sentence is a {type(sentence).__name__}; give a list of tokens."
             )
         if not tokens and not isinstance(sentence, str):
             raise ValueError(
@@ -156,41 +167,90 @@ def _corpus_score(
     return Score(result.score, str(metric.get_signature()))
 
 
-def sacre_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def sacre_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], tokenize: str | None = None
+) -> Score:
     """sacreBLEU of untokenized sentences, one reference each.
 
     Args:
         hypotheses: Translations, as a reader would see them.
         references: As many references.
+        tokenize: sacreBLEU's name of a tokenizer; None takes the one that suits the
+            script of the references: 13a where words have spaces between them, zh for
+            Chinese, char for Japanese, Thai and other scripts without spaces.
 
     Raises:
-        ValueError: If there are not as many of one as of the other, or none.
+        ValueError: If there are not as many of one as of the other, or none, or there
+            is no such tokenizer here.
 
     Source: Post 2018.
     """
-    from sacrebleu.metrics import BLEU
+    _check_corpus(hypotheses, references)
+    return _corpus_score(_bleu_metric(tokenize, references), hypotheses, references)
 
-    return _corpus_score(BLEU(), hypotheses, references)
 
-
-def sentence_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+def sentence_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], tokenize: str | None = None
+) -> list[float]:
     """BLEU of each sentence: smoothed, and without orders that it cannot have.
 
     Args:
         hypotheses: Untokenized translations.
         references: As many references.
+        tokenize: As for sacre_bleu.
     """
     _check_corpus(hypotheses, references)
-    pairs = zip(_tokens_13a(hypotheses), _tokens_13a(references), strict=True)
+    metric = _bleu_metric(tokenize, references)
+    sides = (_tokens_of(side, metric) for side in (hypotheses, references))
+    pairs = zip(*sides, strict=True)
     return [_bleu_from_counts(_bleu_counts(*pair), "exp", True) for pair in pairs]
 
 
-def _tokens_13a(sentences: Sequence[str]) -> list[list[str]]:
-    """Tokens as sacreBLEU cuts them by default."""
-    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
-
-    cut = Tokenizer13a()
+def _tokens_of(sentences: Sequence[str], metric=None) -> list[list[str]]:
+    """Tokens as sacreBLEU's BLEU cuts them, with 13a if no metric is given."""
+    cut = (metric or _bleu_metric("13a")).tokenizer
     return [cut(sentence.rstrip()).split() for sentence in sentences]
+
+
+def _bleu_metric(tokenize: str | None, references: Sequence[str] = ()):
+    """sacreBLEU's BLEU with this tokenizer; with the one that suits the text if None.
+
+    Raises:
+        ValueError: If there is no such tokenizer, or it lacks a package or its data.
+    """
+    from sacrebleu.metrics import BLEU
+
+    if tokenize is None:
+        tokenize = _suited_tokenizer(references)
+    if tokenize not in list(BLEU.TOKENIZERS):
+        names = ", ".join(BLEU.TOKENIZERS)
+        raise ValueError(f"tokenize={tokenize!r}: must be one of {names}.")
+    try:
+        return BLEU(tokenize=tokenize)
+    except (ImportError, RuntimeError):
+        advice = f"pip install 'sacrebleu[{tokenize[:2]}]'"
+        raise ValueError(f"tokenize={tokenize!r} needs a package: {advice}") from None
+    except OSError as error:
+        raise ValueError(
+            f"tokenize={tokenize!r} needs a vocabulary that sacreBLEU fetches once from "
+            f"the network, which failed ({error})."
+        ) from error
+
+# %% ../notebooks/15_evaluation.ipynb #6747981b
+_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR",
+             "TIBETAN")  # fmt: skip
+
+
+def _suited_tokenizer(references: Sequence[str]) -> str:
+    """sacreBLEU's tokenizer for the script that most letters of a text are of."""
+    scripts = Counter()
+    for letter, count in Counter("".join(references)).items():
+        if letter.isalpha():
+            scripts[unicodedata.name(letter, "").partition(" ")[0]] += count
+    unspaced = sum(scripts[name] for name in _UNSPACED)
+    if 2 * unspaced <= scripts.total():
+        return "13a"
+    return "zh" if scripts["CJK"] > 0.95 * unspaced else "char"
 
 # %% ../notebooks/15_evaluation.ipynb #1c07473d
 def _split_at_hyphens(text: str) -> str:
@@ -276,6 +336,7 @@ def chrf(
     """
     from sacrebleu.metrics import CHRF
 
+    _check_whole("word_order", word_order, 0)
     return _corpus_score(CHRF(word_order=word_order), hypotheses, references)
 
 
@@ -294,7 +355,10 @@ _METRICS = ("BLEU", "chrF2")
 
 
 def _sentence_counts(
-    hypotheses: Sequence[str], references: Sequence[str], metric: str = "BLEU"
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    metric: str = "BLEU",
+    tokenize: str | None = None,
 ) -> np.ndarray:
     """Counts of each sentence, (N, 10) for BLEU and (N, 18) for chrF2."""
     if metric not in _METRICS:
@@ -302,7 +366,8 @@ def _sentence_counts(
     _check_corpus(hypotheses, references)
     sides, count = (hypotheses, references), _chrf_counts
     if metric == "BLEU":
-        sides, count = map(_tokens_13a, sides), _bleu_counts
+        cut = _bleu_metric(tokenize, references)
+        sides, count = [_tokens_of(side, cut) for side in sides], _bleu_counts
     return np.array([count(*pair) for pair in zip(*sides, strict=True)], dtype=float)
 
 
@@ -315,11 +380,17 @@ def _score_counts(counts: np.ndarray, metric: str) -> float:
 
 def _times_drawn(sentences: int, samples: int, seed: int) -> np.ndarray:
     """How often each sentence is drawn in each sample: float64, (samples, N)."""
-    if samples < 1:
-        raise ValueError(f"samples={samples}: must be at least 1.")
+    _check_whole("samples", samples, 1)
+    _check_whole("seed", seed, 0)
     rng = np.random.default_rng(seed)
     chosen = rng.choice(sentences, size=(samples, sentences), replace=True)
     return np.stack([np.bincount(row, minlength=sentences) for row in chosen]) * 1.0
+
+
+def _check_whole(name: str, value: int, least: int) -> None:
+    """Refuse what is not a whole number, or below the least."""
+    if not isinstance(value, int | np.integer) or value < least or value is True:
+        raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}.")
 
 
 def _bounds(values: np.ndarray, outside: float = 0.05) -> tuple[float, float]:
@@ -351,6 +422,7 @@ def bootstrap_interval(
     metric: str = "BLEU",
     samples: int = 1000,
     seed: int = 12345,
+    tokenize: str | None = None,
 ) -> Interval:
     """How far the score would move with other sentences of the same kind.
 
@@ -360,13 +432,14 @@ def bootstrap_interval(
         metric: "BLEU" or "chrF2", as sacreBLEU computes them.
         samples: How many times to draw.
         seed: The same seed draws the same; the default is sacreBLEU's.
+        tokenize: As for sacre_bleu.
 
     Raises:
         ValueError: If a setting is not allowed or the sides do not match.
 
     Source: Koehn 2004.
     """
-    counts = _sentence_counts(hypotheses, references, metric)  # (N, C)
+    counts = _sentence_counts(hypotheses, references, metric, tokenize)  # (N, C)
     weights = _times_drawn(len(counts), samples, seed)  # (samples, N)
     sums = weights @ counts  # (samples, C)
     scores = np.array([_score_counts(row, metric) for row in sums])
@@ -401,6 +474,7 @@ def paired_bootstrap(
     metric: str = "BLEU",
     samples: int = 1000,
     seed: int = 12345,
+    tokenize: str | None = None,
 ) -> Comparison:
     """Whether one list of translations is better than another, or lucky.
 
@@ -411,6 +485,7 @@ def paired_bootstrap(
         metric: "BLEU" or "chrF2".
         samples: How many times to draw.
         seed: The same seed draws the same; the default is sacreBLEU's.
+        tokenize: As for sacre_bleu.
 
     Returns:
         Both scores, the interval of their difference, and a two-sided p-value as
@@ -421,7 +496,10 @@ def paired_bootstrap(
 
     Source: Koehn 2004, section 4.
     """
-    counts = [_sentence_counts(side, references, metric) for side in (first, second)]
+    counts = [
+        _sentence_counts(side, references, metric, tokenize)
+        for side in (first, second)
+    ]
     weights = _times_drawn(len(references), samples, seed)  # (samples, N)
     scores = [
         np.array([_score_counts(row, metric) for row in weights @ own])
@@ -458,6 +536,7 @@ def evaluate(
     max_extra: int = 50,
     max_tokens: int = 2048,
     samples: int = 1000,
+    tokenize: str | None = None,
 ) -> dict:
     """Translate a corpus and score it: everything that a score must be told with.
 
@@ -471,21 +550,29 @@ def evaluate(
         max_extra: How many tokens an output may have beyond those of its source.
         max_tokens: Source tokens decoded together, padding included.
         samples: Bootstrap samples for the interval.
+        tokenize: As for sacre_bleu.
 
     Returns:
-        A record that JSON can hold: "test_set", "sentences", "test_sha256",
-        "decoding", "BLEU", "chrF2" and "chrF++" (each with value and signature; BLEU
-        also with the bounds "low" and "high" of 95% of bootstrap samples),
-        "perplexity" (per token) and "tokens" (of the output), None where they cannot be
-        known, "seconds" (to translate), "outputs".
+        A record that JSON can hold: "test_set", "sentences", "lines" (read),
+        "left_out" (reason to number of lines), "first_left_out" (reason to their first
+        numbers), "test_sha256", "decoding", "BLEU", "chrF2" and "chrF++" (each with
+        value and signature; BLEU also with its tokenizer as "tokenize", a "note" on it,
+        and the bounds "low" and "high" of 95% of bootstrap samples), "perplexity" (per
+        token), "perplexity_left_out" (pairs too long for it) and "tokens" (of the
+        output), None where they cannot be known, "seconds" (to translate), "outputs".
 
     Raises:
-        ValueError: If there are no pairs.
+        ValueError: If there are no pairs, or a setting is not allowed.
     """
+    if not callable(translator):
+        kind = type(translator).__name__
+        raise ValueError(f"translator is of type {kind}: give a Translator.")
     if not isinstance(corpus, Corpus):
-        corpus = Corpus("pairs", "given", list(corpus), "unknown", "unknown")
-    _check_corpus(corpus.pairs, corpus.pairs, tokens=True)
-    sources, references = (list(side) for side in zip(*corpus.pairs, strict=True))
+        corpus = Corpus("pairs", "given", _checked_pairs(corpus), "unknown", "unknown")
+    sources, references = ([pair[side] for pair in corpus.pairs] for side in (0, 1))
+    _check_corpus(sources, references)
+    _check_whole("samples", samples, 1)
+    _bleu_metric(tokenize, references)  # is it there? Said before the work begins
     began = time.perf_counter()
     settings = {"beam_size": beam_size, "alpha": alpha, "max_extra": max_extra}
     outputs = translator(sources, **settings, max_tokens=max_tokens)
@@ -494,26 +581,70 @@ def evaluate(
     return {
         "test_set": f"{corpus.name} {corpus.split}",
         "sentences": len(corpus),
+        **_left_out(corpus),
         "test_sha256": corpus.sha256,
         "decoding": settings,
-        **_scores_of(outputs, references, samples),
+        **_scores_of(outputs, references, samples, tokenize),
         **_told_by_model(translator, corpus.pairs, outputs),
         "seconds": seconds,
         "outputs": outputs,
     }
 
 
+def _checked_pairs(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Pairs as a list.
+
+    Raises:
+        ValueError: If they are not pairs.
+    """
+    try:
+        return [(source, target) for source, target in pairs]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"corpus is of type {type(pairs).__name__} and does not hold pairs: give a "
+            "Corpus, or a list of (source, reference)."
+        ) from None
+
+
+def _left_out(corpus: Corpus) -> dict:
+    """Lines read, and those left out of the score by reason, for a record."""
+    report = corpus.report
+    if report is None:
+        return {"lines": len(corpus), "left_out": {}, "first_left_out": {}}
+    return {
+        "lines": report.total,
+        "left_out": dict(report.dropped),
+        "first_left_out": {reason: list(n) for reason, n in report.lines.items()},
+    }
+
+
 def _scores_of(
-    outputs: Sequence[str], references: Sequence[str], samples: int = 1000
+    outputs: Sequence[str],
+    references: Sequence[str],
+    samples: int = 1000,
+    tokenize: str | None = None,
 ) -> dict[str, dict]:
     """BLEU with its interval, chrF2 and chrF++, for a record."""
-    interval = bootstrap_interval(outputs, references, "BLEU", samples)
+    suited = _suited_tokenizer(references)
+    chosen = tokenize or suited
+    interval = bootstrap_interval(
+        outputs, references, "BLEU", samples, tokenize=chosen
+    )
     scores = {
-        "BLEU": asdict(sacre_bleu(outputs, references)),
+        "BLEU": asdict(sacre_bleu(outputs, references, chosen)),
         "chrF2": asdict(chrf(outputs, references)),
         "chrF++": asdict(chrf(outputs, references, word_order=2)),
     }
+    note = ""
+    if suited != "13a" and tokenize is None:
+        note = f"tokenize {chosen}: the references have no spaces between words."
+    elif suited != "13a" and chosen in ("none", "13a", "intl"):
+        note = (
+            f"tokenize {chosen} cuts at spaces, and the references have none between "
+            f"words: {suited} suits them."
+        )
     scores["BLEU"] |= {"low": interval.low, "high": interval.high}
+    scores["BLEU"] |= {"tokenize": chosen, "note": note}
     return scores
 
 
@@ -521,9 +652,10 @@ def _told_by_model(translator: Callable, pairs: Sequence, outputs: list[str]) ->
     """Perplexity and tokens of the output, if the translator has a model to ask."""
     model, tokenizer = (getattr(translator, n, None) for n in ("model", "tokenizer"))
     if model is None or tokenizer is None:
-        return {"perplexity": None, "tokens": None}
+        return {"perplexity": None, "perplexity_left_out": None, "tokens": None}
     kept = tokenize_pairs(pairs, tokenizer, max_length=1000)
     return {
         "perplexity": perplexity(model, kept) if len(kept) else None,
+        "perplexity_left_out": len(pairs) - len(kept),
         "tokens": sum(map(len, tokenizer.encode_all(outputs))),
     }

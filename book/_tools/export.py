@@ -25,7 +25,7 @@ from pathlib import Path
 from fold import fold_all
 
 ROOT = Path(__file__).resolve().parents[2]
-HAND_WRITTEN = {"__init__.py"}
+HAND_WRITTEN = {"__init__.py", "__main__.py"}
 BACK_ROOMS = {
     "exercises": "The checks of the exercises, one module a chapter.",
     "figures": "What draws the figures, one module a chapter.",
