@@ -170,8 +170,8 @@ def test_a_back_room_stands_behind_a_front_room():
 
 def test_no_module_is_too_long():
     modules = [*FRONT.items(), *ROOMS["figures"].items(), *ROOMS["exercises"].items()]
-    long = {n for n, path in modules if len(path.read_text("utf-8").split("\n")) > 851}
-    assert long <= LONG, f"above 850 lines: {', '.join(sorted(long - LONG))}"
+    long = {n for n, path in modules if len(path.read_text("utf-8").split("\n")) > 1001}
+    assert long <= LONG, f"above 1,000 lines: {', '.join(sorted(long - LONG))}"
     assert long == LONG, f"short now, take off LONG: {', '.join(sorted(LONG - long))}"
 
 

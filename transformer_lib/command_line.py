@@ -91,7 +91,7 @@ def _signals_end_it() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     kinds = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
-    kinds = [kind for kind in kinds if kind and signal.getsignal(kind) is signal.SIG_DFL]
+    kinds = [k for k in kinds if k and signal.getsignal(k) is signal.SIG_DFL]
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
         for kind in kinds:
             signal.signal(kind, end)

@@ -232,8 +232,8 @@ def _bleu_metric(tokenize: str | None, references: Sequence[str] = ()):
         raise ValueError(f"tokenize={tokenize!r} needs a package: {advice}") from None
     except OSError as error:
         raise ValueError(
-            f"tokenize={tokenize!r} needs a vocabulary that sacreBLEU fetches once from "
-            f"the network, which failed ({error})."
+            f"tokenize={tokenize!r} needs a vocabulary that sacreBLEU fetches from "
+            f"the network, and failed to ({error})."
         ) from error
 
 # %% ../notebooks/15_evaluation.ipynb #6747981b
