@@ -23,7 +23,7 @@ ROOMS = {
 LONG = set()
 ENTER_BACK = set()  # still import a back room
 EVERY_ROOM = "command_line"  # thin over all of them, and imports one when it is asked
-PUBLIC = 220  # names in the front rooms, together
+PUBLIC = 250  # names in the front rooms, together
 
 # Front rooms, and what each of them is about.
 IDEAS = {
@@ -37,6 +37,7 @@ IDEAS = {
     "files": "whole_file",
     "diagnosis": "Finding",
     "corpora": "load_corpus",
+    "text_files": "open_text",
     "downloads": "_find_file",
     "grammar": "grammar_pair",
     "looking_inside": "watching",
