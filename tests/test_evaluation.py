@@ -40,6 +40,7 @@ from transformer_lib.exercises.evaluation import (
 )
 from transformer_lib.figures.evaluation import _counted_ngrams, ngram_figure
 from transformer_lib.grammar import grammar_split
+from transformer_lib.runs import read_evidence, recorded_outputs
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -433,3 +434,21 @@ def test_mistakes_are_named(check, wrong, telling):
     verdict = check(wrong)
     assert not verdict.passed
     assert telling in verdict.message
+
+
+@pytest.mark.corpora
+def test_what_chapter_15_says_of_the_two_that_were_picked():
+    """One is right, one nearly, and neither has more BLEU than the worst by chrF."""
+    rows = recorded_outputs(read_evidence("tatoeba-en-de-names"))
+    scores = sentence_bleu([row[2] for row in rows], [row[1] for row in rows])
+    said = {row[0]: (row[2], score) for row, score in zip(rows, scores, strict=True)}
+    right, score = said["We had a good reason for doing that."]
+    assert right == "Wir hatten einen guten Grund, das zu tun." and score < 6
+    nearly, score = said["When was the last time you visited the dentist?"]
+    assert nearly == "Wann hast du das letzte Mal zum Zahnarzt besucht?" and score < 6
+    letters = [_chrf_from_counts(_chrf_counts(row[2], row[1])) for row in rows]
+    some = [i for i, row in enumerate(rows) if 6 <= len(row[0].split()) <= 16]
+    worst = sorted(some, key=letters.__getitem__)[:3]
+    wrong = [rows[i][2] for i in worst]
+    assert wrong[0] == "Using umtreibt eine Lampe auf." and "Flak" in wrong[1]
+    assert max(scores[i] for i in worst) > 6
