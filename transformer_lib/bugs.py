@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .attention import fused_attention, scaled_dot_product_attention
 from .batches import Batch, TokenPairs, _flatten, make_batch, pad
 from .checkpoints import _save_tensors, average_checkpoints
-from .corpora import _read_lines
+from .text_files import text_lines
 from .decoder import causal_mask, padding_mask
 from transformer_lib.decoding import (
     CachedSteps,
@@ -245,7 +245,7 @@ def _split_lines(path: Path) -> list[str]:
     "tensorflow/datasets#2474 tensorflow/datasets#2633 tensorflow/datasets#4590",
     "08_corpora",
     _split_lines,
-    lambda path: [line.decode() for line in _read_lines(path)],
+    lambda path: [line.decode() for line in text_lines(path)],
 )
 def _check_lines(lines_of: Callable[[Path], list[str]]) -> None:
     """As many lines as there are newlines, with all that stands between them."""

@@ -135,7 +135,7 @@ class Record(SphinxRole):
         value = json.loads(path.read_text("utf-8"))
         for key in way.split("."):
             value = value[key]
-        return [nodes.Text(format(value, *how))], []
+        return [nodes.inline("", format(value, *how), classes=["stored"])], []
 
 
 def setup(app):

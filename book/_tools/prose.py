@@ -6,7 +6,7 @@
 A number in prose must be printed by a cell of the same page (after rounding), be
 written in its code (a setting, or the bound of an assert), come from a source that its
 sentence cites, or have an entry in prose.toml, with a reason. So must a quotation of
-three words or more. Counts in words, such as "six of the eight" or "two training runs",
+three words or more that begins with a capital. Counts in words, such as "six of the eight" or "two training runs",
 must occur as they are written: in an output, or beside the assert that holds them:
 
     assert sum(share > 0.75) == 6  # six of the eight
@@ -59,9 +59,11 @@ PLACES = re.compile(
 )
 GOES_ON = re.compile(r"\s*(?:,|and|or|to|–|-|and in|, and)\s*")  # Figures 3 and 4
 # A paragraph that names the paper may use the paper's numbers.
-PAPER = re.compile(r"\bpaper|\bTable \d|\bsection \d\.\d|§\d")
+PAPER = re.compile(r"\bpaper|\bTable \d|\bsection \d|§\d|\brow \(?[A-E]\b", re.I)
 YEAR = re.compile(r"(?:19[4-9]|20[0-3])\d")
-ITEM = re.compile(r"\d+(?:,\d{3})+(?:\.\d+)?|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.I)
+ITEM = re.compile(
+    r"\d+(?:[,_]\d{3})+(?:\.\d+)?|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.I
+)
 SENTENCE = re.compile(r"(?<=[.!?:;])\s+")
 CITED = "\N{SYMBOL FOR RECORD SEPARATOR}"  # put where a sentence cites a source
 BLOCKS = "p li tr dd dt figcaption summary h1 h2 h3 h4".split()
@@ -70,7 +72,7 @@ SPOKEN = re.compile(r"^[^\W\d_]+,?(?: [^\W\d_]+,?){2,}[.?!]?$")
 # What is no prose, or is written by the book's own extensions at each build.
 OTHER = (
     ".headerlink, .math, nav, svg, style, [hidden], .chapter-run, .chapter-times, "
-    ".bibliography, .citation"
+    ".bibliography, .citation, .stored"
 )
 
 
@@ -155,7 +157,7 @@ def code_of(page: str) -> str:
 
 def numbers_in(text: str) -> list[float]:
     """All numbers of a text, without their signs, in order of size."""
-    return sorted({float(n.replace(",", "")) for n in ITEM.findall(text)})
+    return sorted({float(re.sub("[,_]", "", n)) for n in ITEM.findall(text)})
 
 
 def near(numbers: list[float], low: float, high: float) -> bool:
@@ -227,7 +229,7 @@ def findings(page: str, source: str, code: str = "") -> Iterator[Finding]:
                     yield Finding(page, found[0], sentence)
     for quotation in quotations:
         text = " ".join(quotation.split())
-        if len(text.split()) < 3 or exempt(page, text):
+        if len(text.split()) < 3 or text[0].islower() or exempt(page, text):
             continue
         if plain(text) not in words and plain(text) not in titles():
             yield Finding(page, text, "a quotation")
