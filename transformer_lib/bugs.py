@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from .attention import fused_attention, scaled_dot_product_attention
 from .batches import Batch, TokenPairs, _flatten, make_batch, pad
 from .checkpoints import _save_tensors, average_checkpoints
-from .text_files import text_lines
 from .decoder import causal_mask, padding_mask
 from transformer_lib.decoding import (
     CachedSteps,
@@ -41,6 +40,7 @@ from transformer_lib.objective import (
     noam_lr,
 )
 from .positions import sinusoidal_positions
+from .text_files import text_lines
 from .tokenizer import BOS, EOS, PAD, train_bpe
 from .training import update
 from .transformer import Transformer, TransformerConfig

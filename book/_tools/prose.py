@@ -6,8 +6,9 @@
 A number in prose must be printed by a cell of the same page (after rounding), be
 written in its code (a setting, or the bound of an assert), come from a source that its
 sentence cites, or have an entry in prose.toml, with a reason. So must a quotation of
-three words or more that begins with a capital. Counts in words, such as "six of the eight" or "two training runs",
-must occur as they are written: in an output, or beside the assert that holds them:
+three words or more that begins with a capital. Counts in words, such as "six of the
+eight" or "two training runs", must occur as they are written: in an output, or beside
+the assert that holds them:
 
     assert sum(share > 0.75) == 6  # six of the eight
 
@@ -33,6 +34,7 @@ import bs4
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
+GATHERED = ("book/api", "book/questions")  # made at each build from other pages
 KNOWN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 WORDS = ("one two three four five six seven eight nine ten eleven twelve").split()
@@ -104,8 +106,8 @@ def parts_of(source: str) -> tuple[list[list[str]], list[str], str]:
     for link in article.select("a[href]"):
         if link["href"].startswith("http") or "references.html" in link["href"]:
             link.append(CITED)
-        elif link.find(class_="doc"):  # a chapter's name begins with its number
-            link.string = link.get_text().lstrip("0123456789")
+        else:  # a chapter's name begins with its number, or is its number
+            link.string = re.sub(r"^\d\d\b", "", link.get_text())
     quoted = [q.get_text(" ") for q in article.select("em, q") if CITED not in q.text]
     for code in article.select("code, pre"):
         quoted += SPOKEN.findall(code.get_text())
@@ -256,8 +258,9 @@ def look_at(page: str) -> list[Finding]:
 def main(pages: list[str]) -> int:
     """Print what is found in these pages, or in all but those of the library."""
     if not pages:
-        files = [*HTML.glob("notebooks/*.html"), *HTML.glob("book/*.html")]
-        pages = [str(file.relative_to(HTML).with_suffix("")) for file in sorted(files)]
+        files = sorted([*HTML.glob("notebooks/*.html"), *HTML.glob("book/*.html")])
+        pages = [str(file.relative_to(HTML).with_suffix("")) for file in files]
+        pages = [page for page in pages if page not in GATHERED]
     found = [finding for page in pages for finding in look_at(page)]
     print(*found, f"{len(found)} findings", sep="\n")
     return bool(found)
