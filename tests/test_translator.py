@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_lib.corpora import Corpus
-from transformer_lib.decoding import beam_search, greedy_decode
+from transformer_lib.decoding import Hypothesis, beam_search, greedy_decode
 from transformer_lib.evaluation import evaluate, sacre_bleu
 from transformer_lib.grammar import grammar_split
 from transformer_lib.tokenizer import EOS, Tokenizer
@@ -21,10 +21,13 @@ from transformer_lib.translator import (
     Translator,
     _cut_line,
     _cut_text,
-    _is_foreign,
     _one_line,
+    _put_back,
     _split_sentences,
+    _take_out,
+    _unknown_characters,
     translate,
+    translate_lines,
 )
 
 LINES = [
@@ -228,14 +231,41 @@ def test_odd_lines(shipped, plain):
 
 
 def test_copied_and_cut_lines_are_told(shipped):
-    with pytest.warns(UserWarning, match=r"line 12 is mostly .* copied \(and 1 more\)"):
+    with pytest.warns(UserWarning, match=r"line 12 is mostly .* copied \(and 13\)"):
         shipped(["Hello.", "", "我喜欢", "😀"], beam_size=1, first_line=10)
     with pytest.warns(UserWarning, match="line 2 has a sentence that is too long"):
         long = "very " * (shipped.max_length + 30) + "long"
         shipped(["Hello.", long], beam_size=1, max_extra=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        shipped(LINES + ["Hello. How are you? " * 30], beam_size=1, max_extra=2)
+        shipped(LINES + ["Hello. How are you? " * 30], beam_size=1)
+
+
+def told_of(lines, outputs, tokenizer):
+    """The texts and the notes for lines of one sentence, decoded as given."""
+    told = []
+
+    def decode(rows):
+        return [[Hypothesis(tokenizer.encode(out), -1.0, -1.0)] for out in outputs]
+
+    found = translate_lines(lines, tokenizer, decode, tell=told.append)
+    return [best.text for best, *_ in found], told
+
+
+def test_empty_and_shortened_translations_are_told(shipped):
+    short, long = "Where is the station?", "We walked along the river, " * 6
+    lines = ["", short, "Thank you.", short, long, short]
+    outputs = ["", "Danke.", "", "Fluss", "Wo?" + " so" * 300]
+    texts, told = told_of(lines, outputs, shipped.tokenizer)
+    assert texts == ["", *outputs]
+    assert told == [
+        "line 2 has a sentence whose translation is empty (and 4)",
+        "line 5 has a sentence whose translation is far shorter: is all there?",
+    ]
+    with pytest.warns(UserWarning, match="line 3 has a translation that is cut off"):
+        shipped(["", "Thank you.", LINES[4]], beam_size=1, max_extra=0, first_line=1)
+    many, told = told_of([short] * 15, [""] * 15, shipped.tokenizer)
+    assert told[0].endswith(" is empty (and 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 4 more)")
 
 
 def test_two_thousand_words(shipped):
@@ -289,6 +319,16 @@ def test_any_lines_keep_their_number(shipped, lines):
         ("No. I won't.", ["No.", "I won't."]),
         ("Wait... what? 3.5 is it.", ["Wait... what?", "3.5 is it."]),
         ("U.S. Army.", ["U.S. Army."]),
+        ("犬です。猫？はい！ 終", ["犬です。", "猫？", "はい！", "終"]),
+        ("「行く。」と言う。（昼！）夜", ["「行く。」", "と言う。", "（昼！）", "夜"]),
+        ("他说：“好。”“走吧！”", ["他说：“好。”", "“走吧！”"]),
+        ("円周率は３．１４です。", ["円周率は３．１４です。"]),
+        ("यह घर है। वह किताब है।अच्छा", ["यह घर है।", "वह किताब है।", "अच्छा"]),
+        ("أين أنت؟ أنا هنا. نعم", ["أين أنت؟", "أنا هنا.", "نعم"]),
+        ("کیسے ہو؟ٹھیک۔ شکریہ", ["کیسے ہو؟", "ٹھیک۔", "شکریہ"]),
+        ("Ինչ։ Այո", ["Ինչ։", "Այո"]),
+        ("ខ្ញុំ។អ្នក", ["ខ្ញុំ។", "អ្នក"]),
+        ("So… I see.", ["So…", "I see."]),
     ],
 )
 def test_sentences(text, want):
@@ -306,7 +346,8 @@ def seconds_for(text, repeats=3):
 
 
 @pytest.mark.parametrize(
-    "unit", [".", "!?", '."', ".\t", "a. ", "A.\t", "Dr. ", "x", " ", '"', ".'. "]
+    "unit",
+    [".", "!?", '."', ".\t", "a. ", "A.\t", "Dr. ", "x", " ", '"', ".'. ", "。", "。”"],
 )
 def test_time_to_cut_grows_with_the_length(unit):
     """A hundred times the text: about a hundred times as long; if quadratic, 10,000."""
@@ -317,8 +358,7 @@ def test_time_to_cut_grows_with_the_length(unit):
 def test_a_million_dots_are_cut(shipped):
     """Into rows that the model can take, and none is lost."""
     (line,) = [_one_line("." * 10**6)]
-    ids = shipped.tokenizer.encode(line)
-    cut = _cut_line(line, ids, shipped.tokenizer, 128, by_sentence=True)
+    cut = _cut_line(line, shipped.tokenizer, frozenset(), 128, by_sentence=True)
     assert cut.too_long and max(map(len, cut.rows)) <= 128
     assert "".join(map(shipped.tokenizer.decode, cut.rows)) == line
 
@@ -343,10 +383,110 @@ def test_cut_is_at_a_comma_near_the_middle():
     assert parts == ["aa bb cc,", "dd ee ff gg"]
 
 
-def test_one_line_and_foreign(shipped):
+def test_one_line():
     assert _one_line(" a\u2028b\x00\tc \ud800") == "a b c ?"
-    encode = shipped.tokenizer.encode
-    assert _is_foreign(encode("你好")) and not _is_foreign(encode("Hello, Zoë!"))
+
+
+# --- what the input is read as -------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_input_is_folded(shipped):
+    """By all that translates: quotes, spaces, what nobody sees."""
+    straight = 'She said, "I\'m hungry."'
+    curly = "\ufeffShe\u00a0said, \u201cI\u2019m hun\u00adg\u200b\ufe0fry.\u201d\u200e"
+    wanted = shipped(straight)
+    assert shipped(curly) == wanted and shipped([curly]) == [wanted]
+    assert list(shipped.stream([curly])) == [wanted]
+    assert shipped.n_best(curly, 2) == shipped.n_best(straight, 2)
+    how = shipped.model, shipped.tokenizer
+    assert translate(*how, curly) == translate(*how, straight)
+    copied = "\u201cПривет\u201d, сказал\u00a0он."
+    assert shipped(copied) == _one_line(copied)  # as it was
+
+
+SIGNS = {
+    "Where are you? 🤔 I am waiting.": "Wo bist du? 🤔 Ich warte.",
+    "Good morning! 😊": "Guten Morgen! 😊",
+    "→ Open the window.": "→ Öffnen Sie das Fenster.",
+    "It costs £20.": "Es kostet £20.",
+    "👩\u200d👧 My family is at home.": "👩\u200d👧 Meine Familie ist zu Hause.",
+    "That was funny 😂😂 but not true.": "Das war lustig 😂😂 aber nicht wahr.",
+    "I love you ❤\ufe0f.": "Ich liebe dich ❤\ufe0f.",
+    "[Tom] is my friend.": "[Tom] ist mein Freund.",
+    "My friend Dvořák lives here.": "Mein Freund Dvořák lebt hier.",
+}
+
+
+def test_signs_that_the_vocabulary_lacks_are_kept(shipped):
+    told = []
+    assert shipped(SIGNS, tell=told.append) == [*SIGNS.values()]
+    assert not told  # they are where they were
+
+
+PLACES = """\
+{}The dog is here.
+The dog is here. {}
+The dog {} is here.
+The {}dog is here
+The dog is {}here.
+Is the dog here{}?
+""".splitlines()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@settings(max_examples=15)
+@given(
+    st.lists(st.sampled_from([*"😂£→•=東ř", "👍🏽", "1\ufe0f\u20e3"]), max_size=3),
+    st.sampled_from(PLACES),
+)
+def test_any_sign_is_there_once_and_nothing_of_it_is_read(shipped, signs, place):
+    text = place.replace("{}", "".join(signs))
+    (out,), tokenizer = shipped([text], beam_size=1), shipped.tokenizer
+    unknown = _unknown_characters([text], tokenizer)
+    left, taken = _take_out(text, unknown)
+    assert not any(c in left for c in signs)
+    assert unknown.isdisjoint(left) and not _unknown_characters([left], tokenizer)
+    for c in {*"😂£→•=東ř👍"}:
+        assert out.count(c) == text.count(c)
+
+
+def test_where_a_sign_goes():
+    """In translations that nobody has to compute."""
+    unknown = frozenset("☕£°ř鰯")
+
+    def put(text, out):
+        return _put_back(out, *_take_out(text, unknown))
+
+    assert put("☕ a b c.", "x y z.") == "☕ x y z."
+    assert put('"☕ a b."', '"x y."') == '"☕ x y."'
+    assert put("a b ☕", "x y.") == "x y. ☕"
+    assert put("a b ☕.", "x y z!") == "x y z ☕!"
+    assert put("a 5 £7 and £5", "x £ 5, 7 y 5") == "x £ 5, £7 y £5"
+    assert put("it is 25°C today", "heute 25 C") == "heute 25°C"
+    assert put("a b ☕ c d", "w, x y, z") == "w, x y ☕ z"  # where the comma came out
+    assert put("a b ☕ c d", "w x y z") == "w x ☕ y z"
+    assert put("ař b c d", "x y z") == "ař x y z"
+    assert put("私は鰯を食べる。", "I eat it.") == "I鰯eat it."
+    assert put("a ☕ b ☕ c", "x, y, z") == "x ☕ y ☕ z"
+    assert put("☕ £", "") == "☕ £"
+    assert put("a ☕ b", "") == "☕" and put("a b", "x  y") == "x  y"
+
+
+def test_lines_of_japanese_are_joined_without_spaces(shipped):
+    """And their sentences are decoded one by one."""
+    lines = ["One. Two. Three."]
+    rows = []
+
+    def decode(found):
+        rows.extend(found)
+        outs = "一です。", "二です。", "Drei."
+        return [[Hypothesis(japanese.encode(out), -1.0, -1.0)] for out in outs]
+
+    text = [side for pair in TEXT for side in pair]
+    japanese = Tokenizer.train([*text, "一二です。", "OTDwT"], 360)
+    ((best,),) = translate_lines(lines, japanese, decode)
+    assert len(rows) == 3 and best.text == "一です。二です。Drei."
 
 
 # --- streams -------------------------------------------------------------------------

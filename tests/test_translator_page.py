@@ -16,11 +16,15 @@ from test_live_pages import LIGHT_PAGE, Reader
 
 from transformer_lib.onnx_export import _rounded_to_8_bits
 from transformer_lib.runs import load_pretrained
+from transformer_lib.tokenizer import fold_text
 from transformer_lib.translator import (
     Translator,
     _cut_text,
     _one_line,
+    _put_back,
     _split_sentences,
+    _take_out,
+    _unknown_characters,
 )
 
 PAGE = "book/translator.html"
@@ -56,6 +60,12 @@ x²y₃ H₂O
 supercalifragilisticexpialidocious Donaudampfschifffahrt
 Dr. Smith met Mr. Jones. Did he? Yes... "No!" (Well.) e.g. this.
 """.splitlines()
+TEXTS += """\
+犬です。猫？はい！ 終 好。A. b. C d.
+他说：“好。”“走吧！” 「行く。」と言った。
+यह घर है। वह किताब है।अच्छा ٣ كتب؟نعم
+می\u200cخواهم x\u200cy, “I’m” ´so´, 👩\u200d👧 ❤\ufe0f 1\ufe0f\u20e3
+""".splitlines()
 TEXTS += ["", " ", "\u3000", "tab\tand\nline\r\nend\x00", "a" * 90, "\u0338", "▁"]
 
 SENTENCES = """\
@@ -81,6 +91,11 @@ where is the ﬁre
 NOBODY KNOWS WHAT WILL HAPPEN NEXT
 The attention mechanism weighs every word of the sentence.
 Yes.
+Where are you? 🤔 I am waiting.
+→ “I’m tired,” she said. 😴😴
+That was funny 😂😂 but not true.
+It costs £20 [in a shop].
+My friend Dvořák lives here. Привет!
 """.splitlines()
 LONG = ", and ".join(["my brother who lives in Boston sold the old house"] * 9) + "."
 
@@ -239,6 +254,35 @@ def test_lines_and_sentences(engine, translator):
         assert got == [_cut_text(line, pieces, limit) for line in lines]
 
 
+def test_text_is_folded_as_in_the_library(engine):
+    codes = [*range(0xD800), *range(0xE000, 0x10000), *range(0x1F000, 0x1FB00)]
+    texts = [*TEXTS, *(f"x{chr(code)}y" for code in codes)]
+    got = engine("texts => texts.map(engine.foldText)", texts)
+    both = zip(texts, got, strict=True)
+    assert not [ascii(text) for text, folded in both if folded != fold_text(text)]
+
+
+def test_signs_are_taken_out_and_put_back(engine, translator):
+    """At the same places, also in what the model would never write."""
+    lines = [_one_line(fold_text(text)) for text in [*TEXTS, *SENTENCES]]
+    found = [
+        _take_out(line, _unknown_characters([line], translator.tokenizer))
+        for line in lines
+    ]
+    outs = [" ".join(reversed(left.split())) for left, _ in found]
+    wanted = [
+        [left, _put_back(out, left, signs)]
+        for (left, signs), out in zip(found, outs, strict=True)
+    ]
+    got = engine(
+        "([lines, outs]) => lines.map((line, i) => {"
+        " const { left, signs } = engine.takeOut(line, engine.tokenizer);"
+        " return [left, engine.putBack(outs[i], left, signs)]; })",
+        [lines, outs],
+    )
+    assert got == wanted
+
+
 def test_a_long_row_of_dots_does_not_stop_the_page(engine):
     """Ten times the dots take about ten times as long; if quadratic, a hundred."""
     few, many = engine(
@@ -267,13 +311,14 @@ TRANSLATE = """async ([text, beam]) => {
 @pytest.mark.parametrize("beam", [1, 4])
 def test_translations_are_the_librarys(engine, translator, beam):
     for text in [*SENTENCES, LONG]:
-        got = engine(TRANSLATE, [text, beam])["found"]
+        answer = engine(TRANSLATE, [text, beam])
+        got = answer["found"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the long one is cut, and it is told
             whole = translator([text], beam_size=beam)[0]
             wanted = translator.n_best([text], beam, beam_size=beam)[0]
-        assert " ".join(part[0][0] for part in got) == whole
-        if beam == 1:
+        assert answer["line"] == whole
+        if beam == 1 or "Привет" in text:  # which is kept, and no candidate
             continue
         for candidate, choice in zip(wanted, zip(*got, strict=False), strict=True):
             assert " ".join(text for text, _ in choice) == candidate.text
@@ -293,7 +338,7 @@ def test_foreign_and_empty_text_is_copied(engine, translator, text):
 
 
 def test_a_sentence_is_translated(person, translator):
-    for text in (SENTENCES[1], SENTENCES[17]):
+    for text in (SENTENCES[1], *SENTENCES[-5:], SENTENCES[17]):
         assert person.translate(text) == translator([text])[0]
     spoken = person.page.locator("[aria-live=polite][lang=de]")
     assert spoken.text_content() == translator([SENTENCES[17]])[0]

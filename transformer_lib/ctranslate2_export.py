@@ -235,7 +235,7 @@ class CTranslate2Model:
 
         Args:
             sentences: A text, or lines.
-            tell: Called with a sentence if lines were copied, and if some were cut.
+            tell: Called with a sentence that names lines, as by translate_lines.
             **settings: As for decode.
 
         Returns:
@@ -245,8 +245,9 @@ class CTranslate2Model:
             return self.decode(rows, **settings)
 
         found = translate_lines(
-            sentences, self.tokenizer, decode, self.max_length, tell=tell
-        )
+            sentences, self.tokenizer, decode, self.max_length, tell=tell,
+            max_extra=settings.get("max_extra", 50),
+        )  # fmt: skip
         texts = [best[0].text for best in found]
         return "\n".join(texts) if isinstance(sentences, str) else texts
 

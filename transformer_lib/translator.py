@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import regex
+
 from .decoding import Hypothesis, decode_rows
 from .runs import load_pretrained
-from .tokenizer import EOS, UNK, Tokenizer
+from .tokenizer import EOS, UNK, Tokenizer, fold_text
 from .transformer import Transformer
 
 # %% ../notebooks/17_translator.ipynb #ea916783
@@ -28,8 +30,9 @@ class Translator:
     A string gives a string, and a list, a file or any other iterable of lines a list. A
     line of spaces gives an empty line; several sentences in a line are
     translated one by one. A sentence of more than max_length tokens is cut, at commas
-    where it can be, and a line that is mostly characters that the model has not learned
-    is copied: both are told by a UserWarning that names the first such line.
+    where it can be. Signs that the vocabulary lacks, such as emoji, are kept at their
+    place; a line that is mostly such characters is copied. A UserWarning names the
+    lines that were copied or cut, and those whose translation is empty or not whole.
 
     Args:
         model: A trained model.
@@ -180,6 +183,7 @@ class Translator:
             lambda rows: decode_rows(self.model, rows, n_best=n, **settings),
             self.max_length, self.by_sentence, first_line,
             tell or (lambda note: warnings.warn(note, stacklevel=5)),
+            settings.get("max_extra", 50),
         )  # fmt: skip
         return [_join_lines(found)] if isinstance(sentences, str) else found
 
@@ -192,8 +196,9 @@ def translate_lines(
     by_sentence: bool = True,
     first_line: int = 1,
     tell: Callable[[str], None] = warnings.warn,
+    max_extra: int = 50,
 ) -> list[list[Translator.Candidate]]:
-    """Split, cut, copy or decode lines of any kind, and join what belongs together.
+    """Fold, split, cut, copy or decode lines, and join what belongs together.
 
     Args:
         lines: Any strings, one line each.
@@ -202,7 +207,9 @@ def translate_lines(
         max_length: Tokens that a row may have.
         by_sentence: Whether to translate the sentences of a line one by one.
         first_line: Number of the first line, for what is told.
-        tell: Called with a sentence if lines were copied, and if some were cut.
+        tell: Called with a sentence if lines were copied, if some were cut, and if
+            translations are empty or not whole; it names the lines.
+        max_extra: How many tokens an output may have beyond those of its source.
 
     Returns:
         For each line its candidates, best first; for one that was copied, itself.
@@ -210,16 +217,18 @@ def translate_lines(
     Raises:
         ValueError: If an entry is not a string.
     """
-    lines = [_one_line(line) for line in _each_line(lines, first_line)]
-    ids = tokenizer.encode_all(lines)
-    how = tokenizer, max_length, by_sentence
-    cuts = [_cut_line(*line, *how) for line in zip(lines, ids, strict=True)]
-    for note in _notes_on(lines, cuts, first_line):
-        tell(note)
+    lines = list(_each_line(lines, first_line))
+    read = [_one_line(fold_text(line)) for line in lines]
+    unknown = _unknown_characters(read, tokenizer)
+    how = tokenizer, unknown, max_length, by_sentence
+    cuts = [_cut_line(line, *how) for line in read]
     found = iter(decode([row for cut in cuts for row in cut.rows]))
+    outputs = [[next(found) for _ in cut.rows] for cut in cuts]
+    for note in _notes_on(read, cuts, outputs, first_line, max_extra):
+        tell(note)
     return [
-        _join_parts(line, [next(found) for _ in cut.rows], tokenizer)
-        for line, cut in zip(lines, cuts, strict=True)
+        _join_parts(line, cut, output, tokenizer)
+        for line, cut, output in zip(lines, cuts, outputs, strict=True)
     ]
 
 # %% ../notebooks/17_translator.ipynb #03273e7a
@@ -235,7 +244,12 @@ def _one_line(text: str) -> str:
     return " ".join(whole.translate(_CONTROL).split())
 
 # %% ../notebooks/17_translator.ipynb #544518d4
-_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”“»«’)\]]*+\s+")
+_STOPS = r"[\p{Sentence_Terminal}…]"
+_END = regex.compile(
+    rf"(?<!{_STOPS})({_STOPS}++)"
+    r"(?:[\"'”“»«’\p{Pe}\p{Pf}]*+\s++|[\"'\p{Pe}\p{Pf}]*+)"  # “ and « may open, too
+)
+_NEEDS_SPACE = frozenset(".!?…．")  # these also occur within a word or a number
 _ABBREVIATIONS = frozenset(
     "approx bros ca capt cf co col dept dr etc ex fig gen gov inc jr lt ltd mr mrs ms "
     "mt prof rev sgt sr st str vol vs bzw evtl geb hr nr tel usw vgl".split()
@@ -253,6 +267,8 @@ def _split_sentences(text: str) -> list[str]:
     """
     out, start, last = [], 0, 0
     for match in _END.finditer(text):
+        if not match[0][-1].isspace() and _NEEDS_SPACE.issuperset(match[1]):
+            continue
         word = text[max(last, text.rfind(" ", last, match.start()) + 1) : match.start()]
         last = match.end()
         word = word.lower().strip("\"'„“”‚‘’(«»")
@@ -288,61 +304,203 @@ def _cut_text(text: str, count: Callable[[str], int], limit: int) -> list[str]:
     halves = text[:place].rstrip(), text[place:]
     return [part for half in halves for part in _cut_text(half, count, limit)]
 
-# %% ../notebooks/17_translator.ipynb #f0a5b08f
-_BYTES = range(EOS + 1, EOS + 257)  # the tokenizer's ids of single bytes
+# %% ../notebooks/17_translator.ipynb #290429ef
+_BYTES = {UNK, *range(EOS + 1, EOS + 257)}  # the tokenizer's ids of single bytes
 
 
-def _is_foreign(ids: Sequence[int]) -> bool:
-    """Whether more than half of these ids are bytes: text the model has not learned."""
-    return 2 * sum(i in _BYTES or i == UNK for i in ids) > len(ids)
+def _unknown_characters(lines: Sequence[str], tokenizer: Tokenizer) -> frozenset[str]:
+    """The characters of these lines that the vocabulary spells in bytes."""
+    found = zip(lines, tokenizer.encode_all(lines), strict=True)
+    some = sorted(set().union(*(x for x, ids in found if not _BYTES.isdisjoint(ids))))
+    ids = tokenizer.encode_all(some)
+    return frozenset(
+        c for c, row in zip(some, ids, strict=True) if not _BYTES.isdisjoint(row)
+    )
 
 # %% ../notebooks/17_translator.ipynb #dc377c7a
+_EAST_ASIAN = r"[\p{Han}\p{Hiragana}\p{Katakana}]"  # here each character is a word
+_WORD = rf"(?:(?!{_EAST_ASIAN})[\p{{L}}\p{{M}}\p{{N}}])+|{_EAST_ASIAN}"
+_UNIT = regex.compile(_WORD + r"|[^\p{M}\p{Cf}][\p{M}\p{Cf}]*|.")
+_WORD = regex.compile(_WORD)
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """What was taken out of a sentence.
+
+    Args:
+        text: Itself.
+        at: Its place in what is left.
+        left: Whether it touches what stands before it.
+        right: Whether it touches what stands after it.
+        comma: Whether it left a comma.
+    """
+
+    text: str
+    at: int
+    left: bool
+    right: bool
+    comma: bool
+
+
+def _take_out(text: str, unknown: frozenset[str]) -> tuple[str, list[_Sign]]:
+    """What is left of a text without unknown signs and words, and these."""
+    if unknown.isdisjoint(text):
+        return text, []
+    runs = [[0, 0]]  # neighbors are one sign
+    for unit in _UNIT.finditer(text):
+        if not unknown.isdisjoint(unit[0]):
+            if runs[1:] and not text[runs[-1][1] : unit.start()].strip():
+                runs[-1][1] = unit.end()
+            else:
+                runs.append([*unit.span()])
+    starts = [start for start, _ in runs[1:]] + [len(text)]
+    between = [text[end:start] for (_, end), start in zip(runs, starts, strict=True)]
+    left, signs = between[0], []
+    for (start, end), right in zip(runs[1:], between[1:], strict=True):
+        touches = left[-1:].strip() != "", right[:1].strip() != ""
+        left, right = left.rstrip(), right.lstrip()
+        words = left[-1:].isalnum() and right[:1].isalnum()
+        words = words and not regex.search(_EAST_ASIAN, left[-1] + right[0])
+        comma = words and not any(touches)
+        space = words or (left and right and not any(touches))
+        signs.append(_Sign(text[start:end], len(left), *touches, comma))
+        left += ("," * comma + " " if space else "") + right
+    return left, signs
+
+# %% ../notebooks/17_translator.ipynb #8cfe30c5
+def _put_back(out: str, text: str, signs: Sequence[_Sign]) -> str:
+    """A translation with the signs that _take_out found, each at its place.
+
+    Args:
+        out: The translation of what was left.
+        text: What was left.
+        signs: What was taken out.
+    """
+    commas = [m.span() for m in regex.finditer(r",(?=\s)|[，、،]", out)]
+    places = []
+    for sign in signs:
+        start, end = _place_of(sign, out, text)
+        if sign.comma and commas:
+            start, end = min(commas, key=lambda span: abs(span[0] - start))
+            commas.remove((start, end))
+        places.append((start, end, sign))
+    whole, done = "", 0
+    for start, end, sign in sorted(places, key=lambda place: place[0]):
+        whole = (whole + out[done:start]).rstrip()
+        whole += (" " if whole and not sign.left else "") + sign.text
+        whole += "" if sign.right else " "
+        done = max(done, end + len(out[end:]) - len(out[end:].lstrip()))
+    return (whole + out[done:]).strip()
+
+
+def _place_of(sign: _Sign, out: str, text: str) -> tuple[int, int]:
+    """Where a sign goes in a translation of the text that it was taken out of."""
+    before, after = text[: sign.at], text[sign.at :]
+    first, last = _WORD.findall(before), _WORD.findall(after)
+    words = [*_WORD.finditer(out)]
+    if not first or not words:
+        place = words[0].start() if words and before.strip() else 0
+    elif not last or len(words) == 1:
+        place = words[-1].end() if last or after.strip() else len(out)
+    else:
+        share = len(first) / len(first + last)
+        i = min(max(1, round(share * len(words))), len(words) - 1)
+        space = out.rfind(" ", words[i - 1].end(), words[i].start())
+        place = space + 1 or words[i].start()
+        for touches, side, word, count in (
+            (sign.left and before[-1].isalnum(), "end", first[-1], 0),
+            (sign.right and after.lstrip()[0].isalnum(), "start", last[0], 1),
+        ):
+            same = [m for m in words if m[0] == word]
+            if touches and len(same) >= (n := first.count(word) + count):
+                place = getattr(same[n - 1], side)()
+    return place, place
+
+# %% ../notebooks/17_translator.ipynb #cda4d934
+@dataclass(frozen=True)
+class _Part:
+    """A sentence, or a part of one.
+
+    Args:
+        text: What the model reads of it; itself, if it has nothing to read.
+        signs: What was taken out.
+        row: Ids of what is read.
+    """
+
+    text: str
+    signs: list[_Sign]
+    row: list[int]
+
+
 @dataclass(frozen=True)
 class _Cut:
     """What a line is decoded as.
 
     Args:
-        rows: Ids of its parts; none if the line is copied.
+        parts: Its parts; none if the line is copied.
         too_long: Whether a sentence had to be cut.
     """
 
-    rows: list[list[int]]
+    parts: list[_Part]
     too_long: bool = False
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """What is decoded."""
+        return [part.row for part in self.parts if part.row]
+
+
+def _letters(text: str) -> int:
+    """How many letters and digits a text has."""
+    return sum(map(str.isalnum, text))
 
 
 def _cut_line(
-    line: str, ids: list[int], tokenizer: Tokenizer, limit: int, by_sentence: bool
-) -> _Cut:
-    """What is decoded for one line, of which these are the ids."""
-    if not ids or _is_foreign(ids):
+    line: str, tokenizer: Tokenizer, unknown: frozenset[str], limit: int,
+    by_sentence: bool,
+) -> _Cut:  # fmt: skip
+    """What is decoded for one line."""
+
+    def part_of(text: str) -> _Part:
+        left, signs = _take_out(text, unknown)
+        if signs and not _letters(left):
+            return _Part(text, [], [])
+        return _Part(left, signs, tokenizer.encode(left))
+
+    left, signs = _take_out(line, unknown)
+    if signs and not 2 * _letters(left) >= max(_letters(line), 1):
         return _Cut([])
     sentences = _split_sentences(line) if by_sentence else [line]
-    if len(sentences) == 1 and len(ids) <= limit:
-        return _Cut([ids])
+    cuts = [_cut_text(s, lambda t: len(part_of(t).row), limit) for s in sentences]
+    parts = [part_of(text) for texts in cuts for text in texts]
+    if not any(part.row for part in parts):
+        return _Cut([])
+    return _Cut(parts, too_long=max(map(len, cuts)) > 1)
 
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text))
-
-    cuts = [_cut_text(sentence, count, limit) for sentence in sentences]
-    rows = [tokenizer.encode(part) for parts in cuts for part in parts]
-    return _Cut([row for row in rows if row], too_long=max(map(len, cuts)) > 1)
-
-# %% ../notebooks/17_translator.ipynb #8cfe30c5
+# %% ../notebooks/17_translator.ipynb #8ecb4aea
 def _join_parts(
-    line: str, found: list[list[Hypothesis]], tokenizer: Tokenizer
+    line: str, cut: _Cut, found: list[list[Hypothesis]], tokenizer: Tokenizer
 ) -> list[Translator.Candidate]:
     """The candidates of one line from the hypotheses of its parts."""
     if not found:
-        return [Translator.Candidate(line, 0.0, 0.0)]
+        return [Translator.Candidate(_one_line(line), 0.0, 0.0)]
     out = []
     for choice in zip(*found, strict=False):
-        texts = (_one_line(tokenizer.decode(part.ids)) for part in choice)
-        score = sum(part.score for part in choice)
-        log_prob = sum(part.log_prob for part in choice)
-        out.append(Translator.Candidate(" ".join(filter(None, texts)), score, log_prob))
+        row, whole = iter(choice), ""
+        for part in cut.parts:
+            text = part.text
+            if part.row:
+                text = _one_line(tokenizer.decode(next(row).ids))
+                text = _put_back(text, part.text, part.signs)
+            together = regex.search(rf"(?:[。！？、，]|{_EAST_ASIAN})$", whole)
+            whole += text if together or not text or not whole else f" {text}"
+        score = sum(one.score for one in choice)
+        log_prob = sum(one.log_prob for one in choice)
+        out.append(Translator.Candidate(whole, score, log_prob))
     return out
 
-# %% ../notebooks/17_translator.ipynb #8ee03d12
+# %% ../notebooks/17_translator.ipynb #418fb170
 def _trained_length(about: dict) -> int:
     """Tokens of the longest sentence of a model's training; 128 if no record says."""
     return int((about.get("recipe", {}) | about).get("max_length", 128))
@@ -367,19 +525,42 @@ def _each_line(sentences: str | Iterable[str], first_line: int = 1) -> Iterator[
         yield sentence
 
 
-def _notes_on(lines: Sequence[str], cuts: Sequence[_Cut], first: int = 1) -> list[str]:
-    """What there is to tell of lines that are copied, and of sentences that are cut."""
-    copied = [i for i, line in enumerate(lines) if line and not cuts[i].rows]
-    cut = [i for i in range(len(lines)) if cuts[i].too_long]
+def _notes_on(
+    lines: Sequence[str], cuts: Sequence[_Cut],
+    outputs: Sequence[list[list[Hypothesis]]], first: int, max_extra: int,
+) -> list[str]:  # fmt: skip
+    """What there is to tell of these lines, and of which."""
+    kinds: dict[str, list[int]] = {
+        "is mostly characters that the model has not learned: copied": [],
+        "has a sentence that is too long for the model: translated in parts": [],
+        "has a sentence whose translation is empty": [],
+        "has a translation that is cut off: it is as long as it may be": [],
+        "has a sentence whose translation is far shorter: is all there?": [],
+    }
+    for number, line, cut, output in zip(
+        range(first, first + len(lines)), lines, cuts, outputs, strict=True
+    ):
+        sizes = [(len(r), len(o[0].ids)) for r, o in zip(cut.rows, output, strict=True)]
+        for found, so in zip(kinds.values(), (
+            line and not sizes,
+            cut.too_long,
+            any(not said for _, said in sizes),
+            any(0 < said == read + max_extra for read, said in sizes),
+            any(0 < 4 * said < read and read >= 16 for read, said in sizes),
+        ), strict=True):  # fmt: skip
+            found += [number] * bool(so)
     return [
-        f"line {found[0] + first} {what}"
-        + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
-        for found, what in (
-            (copied, "is mostly characters that the model has not learned: copied"),
-            (cut, "has a sentence that is too long for the model: translated in parts"),
-        )
+        f"line {found[0]} {what}{_and_lines(found[1:])}"
+        for what, found in kinds.items()
         if found
     ]
+
+
+def _and_lines(numbers: Sequence[int], most: int = 10) -> str:
+    """Further lines by their numbers, or ten of them and how many more there are."""
+    some = [*map(str, numbers[:most])]
+    some += [f"{len(numbers) - most:,} more"] if numbers[most:] else []
+    return f" (and {', '.join(some)})" if some else ""
 
 
 def _join_lines(found: list[list[Translator.Candidate]]) -> list[Translator.Candidate]:

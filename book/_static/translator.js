@@ -95,7 +95,7 @@
 
   // --- running ----------------------------------------------------------------------------
 
-  let worker, ready = false, busy = false, sentences = [], chosen = null, at = 0, drawing;
+  let worker, ready = false, busy = false, sentences = [], after = "", chosen = null, at = 0, drawing;
 
   function startWorker() {
     ready = false;
@@ -117,7 +117,7 @@
       return;
     }
     busy = true;
-    [sentences, chosen, at] = [[], null, 0];
+    [sentences, after, chosen, at] = [[], "", null, 0];
     startButton.setAttribute("aria-disabled", "true");
     stopButton.hidden = false;
     spoken.textContent = "";
@@ -167,7 +167,7 @@
       drawing = seen.sentence;
       if (old === undefined) setTimeout(drawSeen, 40); // several steps may come meanwhile
     } else {
-      sentences = found.sentences;
+      ({ sentences, after } = found);
       finish(found, milliseconds);
     }
   }
@@ -185,7 +185,7 @@
     done(notes.join(" "));
     if (sentences.length) show(0);
     else showCopy(found.line);
-    spoken.textContent = sentences.map(one => one.found[0].text).join(" ") || found.line;
+    spoken.textContent = found.line;
   }
 
   // --- the result -------------------------------------------------------------------------
@@ -230,16 +230,18 @@
 
   // The words of all sentences; those of the chosen sentence can be pressed.
   function writeWords() {
-    const parts = sentences.flatMap(({ found: [best] }, i) =>
-      best.words.flatMap((word, n) => {
+    const parts = sentences.flatMap(({ before = i ? " " : "", found: [best] }, i) => [
+      before,
+      ...best.words.flatMap((word, n) => {
         const label = make("button", {
           type: "button", class: "translator-word", "aria-pressed": "false",
           "data-at": i === at ? n : "-", click: () => pick(i, n),
         }, word.text);
-        return word.space || (n === 0 && i > 0) ? [" ", label] : [label];
+        return word.gone ? [] : [word.before, label];
       }),
-    );
-    output.replaceChildren(...parts);
+      best.after,
+    ]);
+    output.replaceChildren(...parts, after);
   }
 
   function pick(i, n) {

@@ -22,6 +22,7 @@ export class Tokenizer {
       else if (type === "normal" || type === "unused") this.merged.set(data.pieces[id], id);
     });
     this.unknown = data.types.indexOf("unknown");
+    this.known = new Map(); // characters asked for
     const view = new DataView(table);
     const size = view.getUint32(0, true);
     this.trie = new Uint32Array(size / 4);
@@ -112,6 +113,13 @@ export class Tokenizer {
     return out;
   }
 
+  // Whether the vocabulary has a character, and need not spell it in bytes.
+  knows(character) {
+    if (!this.known.has(character))
+      this.known.set(character, !this.encode(character).some(id => this.isByte(id)));
+    return this.known.get(character);
+  }
+
   isByte(id) {
     return this.data.types[id] === "byte" || id === this.unknown;
   }
@@ -154,6 +162,24 @@ function textOf(bytes) {
 // Half a surrogate pair is no character.
 const wellFormed = text => text.replace(/\p{Surrogate}/gu, "?");
 
+// Quotes, spaces and what nobody sees, written in one way: chapter 09's fold_text.
+const EMOJI = String.raw`\p{Extended_Pictographic}[\ufe0e\ufe0f\p{Emoji_Modifier}\u{e0020}-\u{e007f}]*`;
+const SCRIPTS =
+  "Arabic Syriac Mongolian Devanagari Bengali Gurmukhi Gujarati Oriya Tamil Telugu Kannada Malayalam Sinhala Khmer";
+const JOINS = `[${SCRIPTS.replace(/\w+ ?/g, name => `\\p{Script=${name.trim()}}`)}]`;
+const INVISIBLE = new RegExp(
+  String.raw`(${EMOJI}(?:\u200d${EMOJI})*|[0-9#*]\ufe0f\u20e3|(?<=${JOINS}\p{Mn}*)[\u200c\u200d]+(?=${JOINS})` +
+    String.raw`|(?<=\p{Script=Mongolian})[\u180b-\u180f]+)|\p{Default_Ignorable_Code_Point}`,
+  "gu",
+);
+
+export function foldText(text) {
+  text = text.replace(INVISIBLE, (_, kept) => kept ?? "").normalize("NFC");
+  if (!/[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u.test(text))
+    text = text.replace(/[‘’‚‛ʼ´]/g, "'").replace(/[“”„‟]/g, '"');
+  return text.replace(/\p{Z}/gu, " ");
+}
+
 // One space between words, no control characters: chapter 17's _one_line.
 export function oneLine(text) {
   const spaces = /[\0-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/;
@@ -165,14 +191,19 @@ const ABBREVIATIONS = new Set(
     "mt prof rev sgt sr st str vol vs bzw evtl geb hr nr tel usw vgl").split(" "),
 );
 
+const END =
+  /(?<![\p{Sentence_Terminal}…])([\p{Sentence_Terminal}…]+)(?:["'”“»«’\p{Pe}\p{Pf}]*\s+|["'\p{Pe}\p{Pf}]*)/gu;
+
 // A line cut after each sentence: chapter 17's _split_sentences.
 export function splitSentences(text) {
   const out = [];
-  let start = 0;
-  for (const match of text.matchAll(/(?<![.!?…])[.!?…]+["'”“»«’)\]]*\s+/g)) {
+  let start = 0, last = 0;
+  for (const match of text.matchAll(END)) {
+    if (!/\s$/.test(match[0]) && /^[.!?…．]+$/.test(match[1])) continue;
     const end = match.index + match[0].length;
     const before = match.index && text.lastIndexOf(" ", match.index - 1) + 1;
-    let word = text.slice(before, match.index).toLowerCase();
+    let word = text.slice(Math.max(last, before), match.index).toLowerCase();
+    last = end;
     word = word.replace(/^["'„“”‚‘’(«»]+|["'„“”‚‘’(«»]+$/g, "");
     const stop = match[0].trimEnd() === ".";
     if (stop && (ABBREVIATIONS.has(word) || [...word].length === 1 || word.includes("."))) continue;
@@ -209,16 +240,123 @@ export function cutText(text, count, limit) {
   return halves.flatMap(half => cutText(half, count, limit));
 }
 
+// What the vocabulary spells in bytes, taken out of a text and put back into its
+// translation: chapter 17's _take_out and _put_back.
+const EAST_ASIAN = String.raw`[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]`;
+const WORD = String.raw`(?:(?!${EAST_ASIAN})[\p{L}\p{M}\p{N}])+|${EAST_ASIAN}`;
+const UNIT = new RegExp(String.raw`${WORD}|[^\p{M}\p{Cf}][\p{M}\p{Cf}]*|.`, "gu");
+const matches = (text, pattern) => [...text.matchAll(new RegExp(pattern, "gu"))];
+const isLetter = character => /[\p{L}\p{N}]/u.test(character ?? "");
+const letters = text => [...text].filter(isLetter).length;
+const endOf = match => match.index + match[0].length;
+
+export function takeOut(text, tokenizer) {
+  const runs = [[0, 0]]; // neighbours are one sign
+  for (const unit of text.matchAll(UNIT)) {
+    if ([...unit[0]].every(character => tokenizer.knows(character))) continue;
+    if (runs.length > 1 && !text.slice(runs.at(-1)[1], unit.index).trim()) runs.at(-1)[1] = endOf(unit);
+    else runs.push([unit.index, endOf(unit)]);
+  }
+  let left = text.slice(0, runs[1]?.[0]);
+  const signs = [];
+  for (let i = 1; i < runs.length; i++) {
+    const [start, end] = runs[i];
+    let right = text.slice(end, runs[i + 1]?.[0]);
+    const touches = { left: /\S$/.test(left), right: /^\S/.test(right) };
+    [left, right] = [left.trimEnd(), right.trimStart()];
+    const next = ([...left].at(-1) ?? "") + ([...right][0] ?? "");
+    const words = left && right && letters(next) === 2 && !new RegExp(EAST_ASIAN, "u").test(next);
+    const apart = !touches.left && !touches.right;
+    const comma = Boolean(words && apart);
+    signs.push({ text: text.slice(start, end), at: left.length, ...touches, comma });
+    left += (comma ? "," : "") + (words || (left && right && apart) ? " " : "") + right;
+  }
+  return { left, signs };
+}
+
+function placeOf(sign, out, text) {
+  const before = text.slice(0, sign.at), after = text.slice(sign.at);
+  const [first, last, words] = [before, after, out].map(part => matches(part, WORD));
+  if (!first.length || !words.length) return words.length && before.trim() ? words[0].index : 0;
+  if (!last.length || words.length === 1) return last.length || after.trim() ? endOf(words.at(-1)) : out.length;
+  const share = first.length / (first.length + last.length);
+  const i = Math.min(Math.max(1, roundEven(share * words.length)), words.length - 1);
+  const space = out.lastIndexOf(" ", words[i].index - 1);
+  let place = space >= endOf(words[i - 1]) ? space + 1 : words[i].index;
+  const same = word => words.filter(match => match[0] === word);
+  const times = word => first.filter(match => match[0] === word).length;
+  if (sign.left && isLetter([...before].at(-1))) {
+    const word = first.at(-1)[0], found = same(word)[times(word) - 1];
+    if (found) place = endOf(found);
+  }
+  if (sign.right && isLetter([...after.trimStart()][0])) {
+    const word = last[0][0], found = same(word)[times(word)];
+    if (found) place = found.index;
+  }
+  return place;
+}
+
+// As Python rounds: a half goes to the even number.
+const roundEven = x => (x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x));
+
+export function putBack(out, text, signs) {
+  const commas = matches(out, ",(?=\\s)|[，、،]").map(match => match.index);
+  const places = signs.map(sign => {
+    let start = placeOf(sign, out, text);
+    if (!sign.comma || !commas.length) return { start, end: start, sign };
+    let nearest = 0;
+    commas.forEach((at, i) => {
+      if (Math.abs(at - start) < Math.abs(commas[nearest] - start)) nearest = i;
+    });
+    [start] = commas.splice(nearest, 1);
+    return { start, end: start + 1, sign };
+  });
+  let whole = "", done = 0;
+  for (const { start, end, sign } of places.sort((a, b) => a.start - b.start)) {
+    whole = (whole + out.slice(done, Math.max(done, start))).trimEnd();
+    whole += (whole && !sign.left ? " " : "") + sign.text + (sign.right ? "" : " ");
+    done = Math.max(done, end + out.slice(end).search(/\S|$/));
+  }
+  return (whole + out.slice(done)).trim();
+}
+
+// What stands between two parts of a translation: nothing after Chinese and Japanese.
+const TOGETHER = new RegExp(`(?:[。！？、，]|${EAST_ASIAN})$`, "u");
+const gap = (whole, text) => (!whole || !text || TOGETHER.test(whole) ? "" : " ");
+
+// The words of a translation with what stands before each in the text, in which signs are
+// back; a comma whose place a sign took is gone.
+function withSigns(words, text, signs) {
+  const most = signs.reduce((sum, sign) => sum + sign.text.length + 2, 1);
+  let at = 0;
+  const found = words.map(word => {
+    const next = text.indexOf(word.text, at);
+    if (next < 0 || next - at > most) return { ...word, gone: signs.length > 0, before: word.space ? " " : "" };
+    const before = text.slice(at, next);
+    at = next + word.text.length;
+    return { ...word, before };
+  });
+  return { words: found, after: text.slice(at) };
+}
+
 // What is translated of a text: sentences, cut where they are too long; none if copied.
+// A part without a row is kept as it is. Chapter 17's _cut_line.
 export function partsOf(text, tokenizer, limit) {
-  const line = oneLine(text);
-  const ids = tokenizer.encode(line);
-  const foreign = ids.filter(id => tokenizer.isByte(id)).length * 2 > ids.length;
-  if (!ids.length || foreign) return { line, rows: [], foreign };
-  const count = part => tokenizer.encode(part).length;
+  const line = oneLine(foldText(text));
+  const partOf = text => {
+    const { left, signs } = takeOut(text, tokenizer);
+    if (signs.length && !letters(left)) return { text, signs: [], row: [] };
+    return { text: left, signs, row: tokenizer.encode(left) };
+  };
+  const { left, signs } = takeOut(line, tokenizer);
+  const foreign = signs.length > 0 && 2 * letters(left) < Math.max(letters(line), 1);
+  const copied = { line: oneLine(text), parts: [], foreign };
+  if (foreign) return copied;
+  const count = part => partOf(part).row.length;
   const cuts = splitSentences(line).map(sentence => cutText(sentence, count, limit));
-  const rows = cuts.flat().map(part => tokenizer.encode(part)).filter(row => row.length);
-  return { line, rows, cut: cuts.some(parts => parts.length > 1) };
+  const parts = cuts.flat().map(partOf);
+  if (!parts.some(part => part.row.length)) return copied;
+  return { line, parts, cut: cuts.some(texts => texts.length > 1) };
 }
 
 // --- the search: chapter 14's -----------------------------------------------------------
@@ -391,25 +529,35 @@ export async function loadModel(folder, runtime, version, report = () => {}) {
 export async function translate(model, text, beamSize, watch = async () => {}) {
   const { manifest, tokenizer } = model;
   const { ids: special, decoding } = manifest;
-  const { line, rows, foreign, cut } = partsOf(text, tokenizer, decoding.max_length);
+  const { line, parts, foreign, cut } = partsOf(text, tokenizer, decoding.max_length);
   const how = {
     beamSize, nBest: beamSize, alpha: decoding.alpha, neverSaid: decoding.never_said,
     bos: special.start, eos: special.end,
   };
   const pieces = ids => ids.map(id => manifest.tokenizer.pieces[id]);
-  const sentences = [];
-  for (const [i, row] of rows.entries()) {
+  const sentences = [], read = parts.filter(part => part.row.length);
+  for (const [i, { row, text: left, signs }] of read.entries()) {
     const source = [...row, special.end];
     const steps = await Steps.of(model, source);
-    const shown = beam => ({
-      ...beam, text: oneLine(tokenizer.decode(beam.ids)), words: tokenizer.words(beam.ids),
-    });
+    const shown = beam => {
+      const text = putBack(oneLine(tokenizer.decode(beam.ids)), left, signs);
+      return { ...beam, text, ...withSigns(tokenizer.words(beam.ids), text, signs) };
+    };
     const found = await search(steps, row.length + decoding.max_extra, how, beam =>
-      watch({ sentence: i, of: rows.length, source: pieces(source), best: shown(beam) }),
+      watch({ sentence: i, of: read.length, source: pieces(source), best: shown(beam) }),
     );
     sentences.push({ source: pieces(source), found: found.map(shown) });
   }
-  return { line, foreign, cut, sentences };
+  let whole = "", before = ""; // a sentence's `before` holds parts that are kept as they are
+  for (const part of parts) {
+    const sentence = sentences[read.indexOf(part)];
+    const text = sentence ? sentence.found[0].text : part.text;
+    before += gap(whole, text);
+    whole += gap(whole, text) + text;
+    if (sentence) [sentence.before, before] = [before, ""];
+    else before += text;
+  }
+  return { line: parts.length ? whole : line, foreign, cut, sentences, after: before };
 }
 
 // --- in the worker ----------------------------------------------------------------------
