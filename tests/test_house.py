@@ -65,6 +65,7 @@ IDEAS = {
     "family": "FamilyConfig",
     "long_text": "attention_reading_once",
     "batches": "TokenPairs",
+    "augment": "PairText",
     "bugs": "_Exhibit",
     "speed": "race",
     "objective": "label_smoothed_cross_entropy",

@@ -604,7 +604,11 @@ def _rename_pairs(
         new |= {f"{name}s": f"{made}s" for name, made in new.items()}
         copies.append([_WORD.sub(lambda m, new=new: new.get(m[0], m[0]), side)
                        for side in pair])  # fmt: skip
-    added = tokenize_pairs(copies, tokenizer, max_length)
+    return _followed_by(pairs, tokenize_pairs(copies, tokenizer, max_length))
+
+
+def _followed_by(pairs: TokenPairs, added: TokenPairs) -> TokenPairs:
+    """All pairs of both, in memory, with the integer type of the first."""
     sides = []
     for name in ("src", "tgt"):
         ids, offsets = getattr(pairs, name), getattr(pairs, f"{name}_offsets")

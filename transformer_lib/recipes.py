@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 
+from .augment import _KINDS
 from .checkpoints import _read_json
 from .training import _native_precision
 from .transformer import TransformerConfig, default_device
@@ -61,6 +62,8 @@ class Recipe:
             vocabulary is used. Empty: from random weights.
         joined: Longer lines made by joining pairs, as a share of the pairs.
         renamed: Copies with made-up names, as a share of the pairs.
+        varied: Copies with other changes, a share of the pairs for each kind of them:
+            numbers, links, capitals and the others of chapter 10.
         initial_std: Standard deviation of the first weights; 0 for those of chapter 07.
 
     Raises:
@@ -100,6 +103,7 @@ class Recipe:
     start_from: str = ""
     joined: float = 0.0
     renamed: float = 0.0
+    varied: dict = field(default_factory=dict)
     initial_std: float = 0.0
 
     def __post_init__(self):
@@ -196,6 +200,11 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "sample": (lambda v: _is_real(v) and 0 <= v <= 1, "from 0 to 1"),
     "joined": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
     "renamed": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
+    "varied": (
+        lambda v: isinstance(v, dict) and v.keys() <= _KINDS.keys()
+        and all(_is_real(share) and share >= 0 for share in v.values()),
+        f"a table of shares, 0 or more, for any of {', '.join(_KINDS)}",
+    ),
     "kind": _one_of("bpe", "unigram"), "start_from": _TEXT,
     "accumulate": _whole(1), "max_steps": _whole(1), "warmup": _whole(1),
     "cooldown": _whole(0),

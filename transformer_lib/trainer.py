@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+from .augment import vary_pairs
 from transformer_lib.batches import (
     Batch,
     TokenPairs,
@@ -667,6 +668,8 @@ def _all_pairs(recipe: Recipe, ready: Prepared) -> TokenPairs:
     """What a run trains on: the prepared pairs, and those that are made of them."""
     pairs = _rename_pairs(ready.train, ready.tokenizer, recipe.renamed,
                           recipe.max_length, recipe.seed)  # fmt: skip
+    pairs = vary_pairs(pairs, ready.tokenizer, recipe.varied, recipe.max_length,
+                       recipe.seed)  # fmt: skip
     return _join_pairs(pairs, recipe.joined, recipe.max_length, recipe.seed)
 
 

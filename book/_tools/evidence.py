@@ -3,6 +3,7 @@
     python book/_tools/evidence.py RECIPE [--run-dir DIR] [--max-minutes M]
     python book/_tools/evidence.py RECIPE --run-dir DIR --score-only
     python book/_tools/evidence.py RECIPE --score-only --weights average
+    python book/_tools/evidence.py RECIPE --text DIR   on the text of translator_text.py
 
 An interrupted run goes on where it stopped. Writes
 transformer_lib/evidence/RECIPE.json: recipe, data hash, hardware, versions, commit,
@@ -19,6 +20,8 @@ import random
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import translator_text
+
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.checkpoints import _step_files, _write_json
 from transformer_lib.corpora import load_corpus
@@ -27,6 +30,7 @@ from transformer_lib.files import _ensure_writable
 from transformer_lib.onnx_export import _rounded_to_8_bits
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import Run, _pair_key, runs_folder
+from transformer_lib.tokenizer import fold_text
 from transformer_lib.trainer import train
 from transformer_lib.training import validation_loss
 from transformer_lib.transformer import default_device
@@ -76,6 +80,7 @@ def losses_of(run: Run) -> dict[str, float]:
     found = {}
     for split in ("train", "valid", "test"):
         pairs = load_corpus(run.recipe.corpus, split).pairs
+        pairs = [(fold_text(source), target) for source, target in pairs]
         kept = tokenize_pairs(some_of(pairs), run.tokenizer, run.recipe.max_length)
         found[split] = validation_loss(run.model, kept, 4096)
     return found
@@ -114,7 +119,7 @@ def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> d
     return {
         "recipe": asdict(run.recipe),
         "parameters": sum(p.numel() for p in run.model.parameters()),
-        "data": run.data,
+        "data": run.data | {"corpus": run.recipe.corpus},
         "environment": run.environment,
         "finished": run.progress.step >= run.recipe.max_steps,
         "losses": {"weights": about["weights"], **losses_of(chosen)},
@@ -130,6 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
     parser.add_argument("--run-dir", type=Path, help="folder of the run")
     parser.add_argument("--max-minutes", type=float, default=math.inf)
+    parser.add_argument("--text", type=Path, help="folder of the divided text")
     parser.add_argument("--score-only", action="store_true", help="train no further")
     kinds = ["best", "last", "average"]
     parser.add_argument("--weights", choices=kinds, nargs="+", help="only these")
@@ -144,7 +150,8 @@ def main(arguments: list[str] | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     _ensure_writable(path)
     if not asked.score_only:
-        train(recipe, run_dir, device=device, max_seconds=60 * asked.max_minutes)
+        data = translator_text.ready(recipe, asked.text) if asked.text else None
+        train(recipe, run_dir, data, device=device, max_seconds=60 * asked.max_minutes)
     _write_json(path, record_of(run_dir, device, asked.weights))
     print(f"The record is in {path}.")
     if len(_step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped

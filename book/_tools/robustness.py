@@ -85,6 +85,7 @@ def main(given: list[str] | None = None) -> None:
         for row in (row for row in record["lines"] if row["why_not"]):
             print(f"{row['why_not']}\n    {row['en']}\n    {row['output']}")
     if asked.out:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
         _write_json(asked.out, {"model": Path(asked.model).name} | record)
 
 

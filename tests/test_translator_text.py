@@ -1,0 +1,101 @@
+"""The translator's text: what is sealed has no near copy in what is read."""
+
+import unicodedata
+from dataclasses import replace
+
+import pytest
+import translator_text
+import typed_pilot
+from fresh_split import isolated
+from small_runs import without_times
+from test_fresh_split import distance, words
+from test_queue import whole_and_parts
+from translator_text import divided, fresh_of, ready, vocabulary
+
+from transformer_lib.corpora import load_corpus
+from transformer_lib.prepared import Prepared
+from transformer_lib.recipes import Recipe
+from transformer_lib.tokenizer import fold_text
+
+STRANGERS = [
+    (f"“w{i}” x{i} y{i}\u00a0z{i} v{i}", f"„a{i}“ b{i} c{i} d{i} e{i}")
+    for i in range(12)
+]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The grammar, whose sentences have near copies, and twelve that have none."""
+
+    def corpus(name, split="train"):
+        there = load_corpus(name, split)
+        more = STRANGERS if split == "train" else []
+        return replace(there, pairs=[*more, *there.pairs[:400]])
+
+    monkeypatch.setattr(translator_text, "load_corpus", corpus)
+    monkeypatch.setattr(translator_text, "PAIRS", 8)
+    monkeypatch.setattr(translator_text, "by_hash", list)
+
+
+def test_no_near_copy_of_a_sealed_pair_is_read(small):
+    splits = divided("grammar-en-de")
+    sealed = splits["fresh"]
+    assert len(sealed) == 8 and len(splits["train"]) == 400 + 12 - 8
+    for pair in sealed:
+        for other in splits["train"] + splits["valid"]:
+            for side in (0, 1):
+                assert distance(words(pair[side]), words(other[side])) > 2
+    assert isolated(sealed, splits["train"] + splits["valid"]) == sealed
+    assert sealed[0] == ('"w0" x0 y0 z0 v0', STRANGERS[0][1])
+
+
+def test_the_prepared_text_is_that_of_the_split(small, tmp_path):
+    recipe = Recipe.load("grammar", vocab_size=400)
+    folder = ready(recipe, tmp_path / "text")
+    data = Prepared.load(folder)
+    assert len(data.train) == 404 and len(data.valid) == 400
+    assert data.tokenizer.vocab_size == 400
+    sources = {data.tokenizer.decode(data.train[i][0].tolist()) for i in range(404)}
+    fresh = fresh_of(tmp_path / "text")
+    assert len(fresh) == 8 and not {source for source, _ in fresh} & sources
+    before = (folder / "data.json").stat().st_mtime_ns
+    assert ready(recipe, tmp_path / "text") == folder
+    assert (folder / "data.json").stat().st_mtime_ns == before
+
+
+def test_the_vocabulary_folds_as_the_library_but_keeps_quotation_marks():
+    text = [side for pair in load_corpus("grammar-en-de").pairs[:500] for side in pair]
+    tokenizer = vocabulary(text + ["0123456789 “”„"], 400)
+    assert all(len(p.strip("▁")) <= 1 for p in tokenizer.pieces("2025 and 12,480")
+               if any(map(str.isdigit, p)))  # fmt: skip
+    for given in ("a\u00a0b\u3000c", "so\u00adft \u200bx\ufeff", "❤️ 👩‍👩‍👧 🇩🇪",
+                  "u\u0308ber e\u0301", "½ ² ™ … ﬁ", "{x} <b>y</b> #1 @a"):  # fmt: skip
+        folded = fold_text(given)
+        assert tokenizer.decode(tokenizer.encode(given)) == folded, given
+        assert unicodedata.is_normalized("NFC", folded)
+    for kept in ("„Ja“", "“Hi” ‘x’", "don’t"):
+        assert tokenizer.decode(tokenizer.encode(kept)) == kept
+
+
+def test_the_pilot_gone_on_with_gives_the_same(small, tmp_path, monkeypatch):
+    """And stops where it is told to, as the beginning of a longer run."""
+    settings = tmp_path / "tiny.toml"
+    settings.write_text(
+        'name = "tiny"\ncorpus = "grammar-en-de"\nvocab_size = 400\nmax_steps = 90\n'
+        "max_tokens = 300\nvalidate_every = 2\nkeep_last = 0\n"
+        "[model]\nd_model = 16\nnum_heads = 2\nnum_layers = 1\nd_ff = 16\n"
+        "[varied]\nhurry = 0.1\nsigns = 0.1\n"
+    )
+
+    def run(name):
+        words = (
+            f"0.5 --recipe {settings} --text {tmp_path / 'text'} --steps 6 "
+            f"--run-dir {tmp_path / name} --out none"
+        )
+        return typed_pilot.run(typed_pilot.arguments(words.split()))
+
+    whole, parts = whole_and_parts(run, monkeypatch)
+    assert without_times(whole) == without_times(parts)
+    assert [row["step"] for row in whole["history"]] == [2, 4, 6]
+    assert whole["recipe"]["factor"] == 0.5 and str(tmp_path) not in str(whole["data"])
+    assert run("whole")["history"] == whole["history"]  # and no update more
