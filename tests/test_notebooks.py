@@ -167,6 +167,15 @@ def test_interactive_figures_are_known_by_their_names():
 
 
 @each_chapter
+def test_figures_are_not_folded(path):
+    """A figure has a number: a folded one would leave a gap between its neighbors."""
+    for cell in cells(path, "code"):
+        if "plt.show(" in cell["source"] or to_touch().search(cell["source"]):
+            tags = set(cell["metadata"].get("tags", []))
+            assert not tags & {"hide-cell", "hide-output"}, cell["id"]
+
+
+@each_chapter
 def test_figures_have_words(path):
     """Pictures have alt text and a caption, interactive figures a caption."""
     for cell in cells(path, "code"):

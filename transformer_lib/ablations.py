@@ -22,7 +22,7 @@ from pathlib import Path
 from .batches import TokenPairs, _flatten, tokenize_pairs
 from .checkpoints import _write_json
 from .corpora import load_corpus
-from .evaluation import perplexity, sacre_bleu
+from .evaluation import chrf, perplexity, sacre_bleu
 from .files import claimed
 from .multihead import _head_widths
 from .prepared import Prepared, _within, prepare
@@ -161,7 +161,8 @@ def _measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
     run = Run.load(run_dir, device, weights="last")
     sources, references = (list(side) for side in zip(*pairs, strict=True))
     translate = Translator(run.model, run.tokenizer, by_sentence=False)
-    score = sacre_bleu(translate(sources, beam_size=4, alpha=0.6), references)
+    outputs = translate(sources, beam_size=4, alpha=0.6)
+    score = sacre_bleu(outputs, references)
     last = run.history[-1]
 
     def loss(part: TokenPairs) -> float:
@@ -180,6 +181,7 @@ def _measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
         "split": split,
         "bleu": score.value,
         "signature": score.signature,
+        "chrF++": asdict(chrf(outputs, references, word_order=2)),
         "sentences": len(pairs),
         "updates": last["step"],
         "tokens": last["tokens"],
