@@ -29,6 +29,7 @@ from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.runs import Run
 from transformer_lib.trainer import _check_prepared
+from transformer_lib.translator import Translator
 from transformer_lib.trees import read_trees
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,6 +124,44 @@ def test_translate_writes_one_line_for_each_whatever_it_says(at, capsys):
     assert out[0] == out[1] == out[5] == ""
     assert f"line {len(odd) + 1}: not UTF-8" in capsys.readouterr().err
     assert not list(at.glob("*.part"))
+
+
+def test_evaluate_and_diagnose_say_what_they_leave_out(at, capsys):
+    """A line that is not UTF-8, one without a partner's text: on the screen, in JSON."""
+    for name in ("test.en", "test.de"):
+        lines = (at / name).read_bytes().splitlines(keepends=True)
+        lines[2] = b"caf\xe9\n" if name.endswith("de") else lines[2]
+        lines[5] = b"\n" if name.endswith("en") else lines[5]
+        (at / f"bad-{name}").write_bytes(b"".join(lines * 4))
+    asked = ["run", "--test", "bad-test.en", "bad-test.de", "--bad", "drop"]
+    fast = ["--beam-size", "1", "--json", "bad.json"]
+    assert main(["evaluate", *asked, *fast]) == 0
+    told = capsys.readouterr().out
+    assert "bad-test.en and bad-test.de: kept 40 of 48 lines" in told
+    assert re.search(r"4 not UTF-8 +line 3, 15", told)
+    record = json.loads((at / "bad.json").read_text("utf-8"))
+    assert (record["sentences"], record["lines"]) == (40, 48)
+    assert record["left_out"] == {"not UTF-8": 4, "one side empty": 4}
+    assert record["first_left_out"]["one side empty"] == [6, 18, 30, 42]
+    assert main(["diagnose", *asked, "--data", "data", "--sentences", "4"]) in (0, 1)
+    assert "kept 40 of 48 lines" in capsys.readouterr().out
+
+
+def test_evaluate_says_which_tokens_it_counts(at, capsys, monkeypatch):
+    """A perfect system has 100 in any script."""
+    lines = ["今日は雨が降っています。", "駅はどこですか。"]
+    (at / "two.ja").write_text("".join(line + "\n" for line in lines), "utf-8")
+    monkeypatch.setattr(Translator, "__call__", lambda *_, **__: lines)
+    asked = ["evaluate", "run", "--test", "two.ja", "two.ja"]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"BLEU +100.00 .*tok:char", said)
+    assert "tokenize char: the references have no spaces" in said
+    assert main([*asked, "--tokenize", "13a", "--json", "j.json"]) == 0
+    assert "char suits them" in capsys.readouterr().out
+    assert json.loads((at / "j.json").read_text())["BLEU"]["tokenize"] == "13a"
+    assert main([*asked, "--tokenize", "klingon"]) == 2
+    assert "must be one of none, zh, 13a" in capsys.readouterr().err
 
 
 def test_prepare_says_what_it_left_out(at, capsys):

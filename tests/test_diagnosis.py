@@ -747,6 +747,32 @@ def test_misread_scores_say_what_helps():
     assert f"{sacre_bleu(lines, lines).value:.1f}" in misread_score(lines, lines).found
 
 
+def test_a_bleu_of_0_beside_equal_text_is_not_right():
+    short = ["Ja.", "Nein.", "Gut."] * 4  # no four tokens
+    found = misread_score(short, short)
+    assert found.right is False and "chrF2 is 100.0" in found.found
+    japanese = ["今日は雨が降っています。", "駅はどこですか。"] * 4
+    found = misread_score(japanese, japanese)
+    assert found.right and "BLEU is 100.0" in found.found
+
+
+def test_long_runs_of_spaces_take_no_square_of_time():
+    """A square of a million steps would not end."""
+    for run in (" ", ".", "\u00a0", " ."):
+        assert diagnosis._joined(run * 1_000_000) in ("", "." * 1_000_000)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"run": 3}, "run is of type int"), ({"run": None}, "run is of type NoneType"),
+    ({"data": 7}, "data is of type int"), ({"test": "name"}, "test is of type str"),
+    ({"test": [("a",)]}, "does not hold pairs"), ({"count": 0}, "count=0"),
+    ({"count": math.nan}, "count=nan"), ({"count": 1.5}, "count=1.5"),
+])  # fmt: skip
+def test_diagnose_refuses_in_a_sentence(wrong, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        diagnose(**{"run": "tatoeba-en-de"} | wrong)
+
+
 # --- what is printed, and the command ------------------------------------------------
 
 

@@ -1,9 +1,11 @@
 """Chapter 15: BLEU and chrF against sacreBLEU, the bootstrap, perplexity."""
 
+import json
 import math
 import random
 import shutil
 import subprocess
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from sacrebleu.significance import PairedTest
 
 from transformer_lib.batches import make_batch, tokenize_pairs
+from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import (
     _bleu_counts,
     _bleu_from_counts,
@@ -25,6 +28,7 @@ from transformer_lib.evaluation import (
     bleu,
     bootstrap_interval,
     chrf,
+    evaluate,
     paired_bootstrap,
     perplexity,
     sacre_bleu,
@@ -345,6 +349,119 @@ def test_sacre_bleu_has_a_signature():
     )
     assert f"version:{sacrebleu.__version__}" in score.signature
     assert "tok:13a" in score.signature
+
+
+SCRIPTS = {  # sentences of several scripts, and the tokenizer that suits each
+    "char": [["今日は雨が降っています。", "駅はどこですか。", "りんごを三つ買いました。"],
+             ["วันนี้ฝนตกหนัก", "สถานีอยู่ที่ไหน"]],
+    "zh": [["今天下雨了。", "请问火车站在哪里？"], ["我用 Python 和 PyTorch 写程序。"]],
+    "13a": [["오늘은 비가 많이 와요.", "역이 지금 어디에 있어요?"],
+            ["امروز باران می\u200cبارد و هوا سرد است.", "ایستگاه کجا است؟"],
+            ["Сегодня идёт сильный дождь.", "Где находится вокзал?"],
+            ["Das Wort 東京 heißt Tokio, und es hat zwei Zeichen.", "4 + 4 = 8"]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("suited", SCRIPTS)
+def test_the_tokenizer_suits_the_script(suited):
+    """A perfect output has 100, and all counts are sacreBLEU's with that tokenizer."""
+    for lines in SCRIPTS[suited]:
+        perfect = sacre_bleu(lines, lines)
+        assert perfect.value == pytest.approx(100)
+        assert f"|tok:{suited}|" in perfect.signature
+        assert sentence_bleu(lines, lines) == pytest.approx([100] * len(lines))
+        outputs = [line[:-3] + line[-1] for line in lines]
+        want = sacrebleu.corpus_bleu(outputs, [lines], tokenize=suited).score
+        assert 0 < want < 100 and sacre_bleu(outputs, lines).value == want
+        assert bootstrap_interval(outputs, lines, samples=9).value == pytest.approx(want)
+        both = paired_bootstrap(outputs, lines, lines, samples=9)
+        assert (both.first, both.second) == pytest.approx((want, 100))
+        alone = [sacrebleu.sentence_bleu(*pair, tokenize=suited).score
+                 for pair in zip(outputs, ([line] for line in lines))]  # fmt: skip
+        assert sentence_bleu(outputs, lines) == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("name", ["none", "13a", "intl", "char", "zh"])
+def test_a_tokenizer_can_be_named(name):
+    lines = SCRIPTS["zh"][1] + SCRIPTS["13a"][3]
+    outputs = [line[:-4] for line in lines]
+    want = sacrebleu.corpus_bleu(outputs, [lines], tokenize=name).score
+    assert sacre_bleu(outputs, lines, name).value == want
+    found = bootstrap_interval(outputs, lines, samples=9, tokenize=name)
+    assert found.value == pytest.approx(want)
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (ImportError("no MeCab"), "'ja-mecab' needs a package: pip install 'sacrebleu"),
+    (RuntimeError("no MeCab"), "'ja-mecab' needs a package: pip install 'sacrebleu"),
+    (URLError("no network"), "fetches from the network, and failed to"),
+])  # fmt: skip
+def test_a_tokenizer_that_is_not_here_is_said(monkeypatch, error, said):
+    def broken(self, **settings):
+        raise error
+
+    monkeypatch.setattr("sacrebleu.metrics.BLEU.__init__", broken)
+    with pytest.raises(ValueError, match=said):
+        sacre_bleu(["a"], ["a"], "ja-mecab")
+
+
+class Copies:
+    """A translator that gives what it reads."""
+
+    def __call__(self, sentences, **settings):
+        return list(sentences)
+
+
+def test_a_record_says_what_is_left_out_and_which_tokens_count(tmp_path):
+    lines = SCRIPTS["char"][0]
+    text = "".join(f"{line}\t{line}\n" for line in ["", *lines]).encode()
+    (tmp_path / "text").write_bytes(text + b"\xff\t\xff\nno tab\n")
+    corpus = load_corpus({"test": tmp_path / "text", "bad": "drop"}, "test")
+    record = json.loads(json.dumps(evaluate(Copies(), corpus, samples=9)))
+    assert record["lines"] == 6 and record["sentences"] == 3
+    assert sum(record["left_out"].values()) == 3
+    assert sorted(sum(record["first_left_out"].values(), [])) == [1, 5, 6]
+    assert record["BLEU"]["tokenize"] == "char" and "no spaces" in record["BLEU"]["note"]
+    assert record["BLEU"]["value"] == pytest.approx(100)
+    asked = evaluate(Copies(), corpus, samples=9, tokenize="13a")["BLEU"]
+    assert asked["value"] == 0 and "char suits them" in asked["note"]
+    german = evaluate(Copies(), [(g, g) for _, g in TEXT], samples=9)
+    assert german["BLEU"]["tokenize"] == "13a" and not german["BLEU"]["note"]
+    assert (german["lines"], german["left_out"]) == (60, {})
+
+
+NAN = float("nan")
+MISUSED = {
+    "two strings": lambda: sacre_bleu("Ja, gut.", "Ja, gut."),
+    "one string": lambda: chrf(["Ja, gut."], "Ja, gut."),
+    "strings, each sentence": lambda: sentence_bleu("abc", "abc"),
+    "strings to draw from": lambda: bootstrap_interval("abc", "abc"),
+    "strings compared": lambda: paired_bootstrap("abc", "abc", "abc"),
+    "strings for tokens": lambda: bleu("abc", "abc"),
+    "nothing": lambda: sacre_bleu(None, ["a"]),
+    "no lists": lambda: sacre_bleu(iter(["a"]), ["a"]),
+    "numbers": lambda: sacre_bleu([1.5], ["a"]),
+    "numbers for tokens": lambda: bleu([3], [["a"]]),
+    "no such tokenizer": lambda: sacre_bleu(["a"], ["a"], "klingon"),
+    "a tokenizer that is a list": lambda: sacre_bleu(["a"], ["a"], []),
+    "half an order": lambda: chrf(["a"], ["a"], word_order=1.5),
+    "samples that are none": lambda: bootstrap_interval(["a"], ["a"], samples=NAN),
+    "samples of truth": lambda: bootstrap_interval(["a"], ["a"], samples=True),
+    "a seed below 0": lambda: paired_bootstrap(["a"], ["a"], ["a"], seed=-1),
+    "no translator": lambda: evaluate("tatoeba-en-de", [("a", "b")]),
+    "no pairs": lambda: evaluate(Copies(), []),
+    "a name for a corpus": lambda: evaluate(Copies(), "tatoeba-en-de"),
+    "three sides": lambda: evaluate(Copies(), [("a", "b", "c")]),
+    "sides of numbers": lambda: evaluate(Copies(), [(1, 2)]),
+    "samples of a record": lambda: evaluate(Copies(), [("a", "b")], samples=NAN),
+    "tokens of a record": lambda: evaluate(Copies(), [("a", "b")], tokenize=3),
+}
+
+
+@pytest.mark.parametrize("case", MISUSED)
+def test_misuse_is_answered_with_a_sentence(case):
+    with pytest.raises(ValueError, match=r"[a-z].{20,}"):
+        MISUSED[case]()
 
 
 def test_bad_input_is_refused():

@@ -380,8 +380,10 @@ def _run_evaluate(asked: argparse.Namespace) -> None:
     translator = Translator.from_pretrained(asked.model, device=asked.device)
     corpus = load_corpus(_corpus_asked(asked, asked.split), asked.split)
     record = evaluate(
-        translator, corpus, beam_size=asked.beam_size, alpha=asked.alpha
-    )
+        translator, corpus, beam_size=asked.beam_size, alpha=asked.alpha,
+        tokenize=asked.tokenize,
+    )  # fmt: skip
+    _print_left_out(corpus)
     print(_report(record))
     if asked.json:
         from transformer_lib.checkpoints import _write_json
@@ -389,12 +391,22 @@ def _run_evaluate(asked: argparse.Namespace) -> None:
         _write_json(asked.json, record)
 
 # %% ../notebooks/18_command_line.ipynb #ccfc8900
+def _print_left_out(corpus) -> None:
+    """Say which lines of a user's files are not used, and why."""
+    if corpus.report and corpus.report.dropped:
+        print(corpus.report)
+
+
 def _report(record: dict) -> str:
     """The scores of a record, one a line, each with its signature."""
     scores = {name: record[name] for name in ("BLEU", "chrF2", "chrF++")}
     lines = [f"{k:8}{v['value']:7.2f}  {v['signature']}" for k, v in scores.items()]
+    if record["BLEU"]["note"]:
+        lines.insert(1, " " * 8 + record["BLEU"]["note"])
     if record["perplexity"] is not None:
-        lines.append(f"{'ppl':8}{record['perplexity']:7.2f}  per reference token")
+        without = record["perplexity_left_out"]
+        lines.append(f"{'ppl':8}{record['perplexity']:7.2f}  per reference token"
+                     + f", without {without:,} pairs too long for it" * (without > 0))
     count, seconds = record["sentences"], record["seconds"]
     pace = record["tokens"] / seconds if seconds else math.nan
     lines.append(f"{count:,} sentences, {seconds:.1f} s, {pace:,.0f} tokens/s")
@@ -502,7 +514,9 @@ def _run_diagnose(asked: argparse.Namespace) -> int:
 
     test = None
     if asked.corpus or asked.test:
-        test = load_corpus(_corpus_asked(asked, "test"), "test").pairs
+        corpus = load_corpus(_corpus_asked(asked, "test"), "test")
+        _print_left_out(corpus)
+        test = corpus.pairs
     found = diagnose(asked.model, asked.data, test, asked.sentences, asked.device)
     for finding in found:
         print(finding, end="\n\n")
@@ -853,6 +867,9 @@ def _fill_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_decoding(parser)
     _add_corpus(parser, ("valid", "test"))
     parser.add_argument("--split", default="test", choices=("valid", "test"))
+    parser.add_argument("--tokenize", metavar="NAME",
+                        help="sacreBLEU's tokenizer, such as 13a zh char ja-mecab "
+                             "(what suits the script of the references)")
     parser.add_argument("--json", type=_path_of, metavar="FILE",
                         help="keep the record, with every translation")
 

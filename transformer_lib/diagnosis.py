@@ -28,7 +28,13 @@ from .corpora import load_corpus
 from .decoding import greedy_decode
 from .downloads import CorpusUnavailable
 from .encoder import _mean_cosines
-from .evaluation import sacre_bleu
+from transformer_lib.evaluation import (
+    _check_corpus,
+    _check_whole,
+    _checked_pairs,
+    chrf,
+    sacre_bleu,
+)
 from .prepared import Prepared
 from .recipes import Recipe
 from transformer_lib.runs import (
@@ -165,6 +171,11 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
     "vocabulary": (
         "preparing the text again with the run's tokenizer.model.",
         "09_tokenizer",
+    ),
+    "tokens": (
+        "a tokenizer that cuts these sentences into words or characters (--tokenize of "
+        "evaluate, such as char); where they are shorter than four words, chrF.",
+        "15_evaluation",
     ),
     "text": (
         "plain text on both sides, as a reader would see it, one sentence a line, in "
@@ -529,7 +540,6 @@ def _moved_lines(pairs: TokenPairs, most: int = 3) -> int:
     best = max(fits, key=fits.get)
     return best if fits[best] > fits[0] + 0.2 else 0
 
-
 # %% ../notebooks/16_diagnosis.ipynb #4b7482cd
 def misread_score(outputs: Sequence[str], references: Sequence[str]) -> Finding:
     """Whether BLEU is low because the two sides are written or ordered differently.
@@ -541,8 +551,9 @@ def misread_score(outputs: Sequence[str], references: Sequence[str]) -> Finding:
     Raises:
         ValueError: If there are not as many of one as of the other, or none.
     """
+    _check_corpus(outputs, references)
     test, sides = "the score is that of the text", (list(outputs), list(references))
-    score = sacre_bleu(*sides).value
+    score, letters = sacre_bleu(*sides).value, chrf(*sides).value
     again = {
         "both in lower case": [[line.lower() for line in side] for side in sides],
         "spaces and pieces put right": [[*map(_joined, side)] for side in sides],
@@ -561,8 +572,12 @@ def misread_score(outputs: Sequence[str], references: Sequence[str]) -> Finding:
     if scores[best] > 1.3 * score + 3:
         found = f"BLEU is {score:.1f}, and {scores[best]:.1f} with {best}."
         return Finding(test, False, found, *_REMEDIES["text"])
-    found = f"BLEU is {score:.1f}; at best {scores[best]:.1f}, with {best}."
-    return Finding(test, True, found)
+    if letters > 50 and score < letters / 4:
+        found = f"BLEU is {score:.1f} where chrF2 is {letters:.1f}: it finds few runs "
+        found += "of four tokens, though the characters agree."
+        return Finding(test, False, found, *_REMEDIES["tokens"])
+    found = f"BLEU is {score:.1f} (chrF2 {letters:.1f}); at best {scores[best]:.1f}, "
+    return Finding(test, True, f"{found}with {best}.")
 
 
 def _joined(line: str) -> str:
@@ -570,7 +585,7 @@ def _joined(line: str) -> str:
     line = line.replace("@@ ", "")
     if "▁" in line:
         line = line.replace(" ", "").replace("▁", " ")
-    return re.sub(r"\s+([.,!?;:…])", r"\1", line).strip()
+    return re.sub(r"(?<!\s)\s++([.,!?;:…])", r"\1", line).strip()
 
 
 def _likeliest_order(
@@ -706,8 +721,14 @@ def diagnose(
         else can be said then.
 
     Raises:
-        ValueError: If there is no such run, or its files are damaged.
+        ValueError: If there is no such run, its files are damaged, or something else
+            than these was given.
     """
+    _check_whole("count", count, 1)
+    test = None if test is None else _checked_pairs(test, "test")
+    for name, value, kinds in (("run", run, Run), ("data", data, Prepared | None)):
+        if not isinstance(value, str | Path | kinds):
+            raise ValueError(f"{name} is of type {type(value).__name__}: give a folder.")
     if not isinstance(run, Run):
         folder = _find_pretrained(run)
         if broken := _broken_weights(folder):
