@@ -127,7 +127,7 @@ def test_translate_writes_one_line_for_each_whatever_it_says(at, capsys):
 
 
 def test_evaluate_and_diagnose_say_what_they_leave_out(at, capsys):
-    """A line that is not UTF-8, one without a partner's text: on the screen, in JSON."""
+    """Lines that are not UTF-8 or have no other side: on the screen, in JSON."""
     for name in ("test.en", "test.de"):
         lines = (at / name).read_bytes().splitlines(keepends=True)
         lines[2] = b"caf\xe9\n" if name.endswith("de") else lines[2]

@@ -728,7 +728,8 @@ def diagnose(
     test = None if test is None else _checked_pairs(test, "test")
     for name, value, kinds in (("run", run, Run), ("data", data, Prepared | None)):
         if not isinstance(value, str | Path | kinds):
-            raise ValueError(f"{name} is of type {type(value).__name__}: give a folder.")
+            kind = type(value).__name__
+            raise ValueError(f"{name} is of type {kind}: give a folder.")
     if not isinstance(run, Run):
         folder = _find_pretrained(run)
         if broken := _broken_weights(folder):
