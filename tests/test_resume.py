@@ -13,11 +13,17 @@ import pytest
 import torch
 
 from transformer_lib import trainer
-from transformer_lib.checkpoints import DamagedFile, _load_tensors
+from transformer_lib.checkpoints import (
+    DamagedFile,
+    _load_tensors,
+    _write_json,
+    _write_manifest,
+)
 from transformer_lib.grammar import grammar_split
 from transformer_lib.prepared import prepare
 from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run
+from transformer_lib.runs import _RUN_FILES, Run
+from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.trainer import train
 
 ROOT = Path(__file__).parents[1]
@@ -440,3 +446,63 @@ def test_processes_that_cannot_share_the_batches_are_told(corpus, data_dir, tmp_
     recipe = recipe_of(corpus, accumulate=3)
     with pytest.raises(ValueError, match="accumulate=3: 2 processes.*multiple of 2"):
         trainer._set_up(recipe, tmp_path, data_dir, "cpu", 0, 2)
+
+
+@pytest.fixture(scope="module")
+def texts(corpus, data_dir, tmp_path_factory):
+    """Text prepared again with a change each: of one word, or of the order."""
+
+    def prepared(name, split, change):
+        folder = tmp_path_factory.mktemp(name)
+        files = {}
+        for part, path in corpus.items():
+            files[part] = str(folder / f"{part}.tsv")
+            lines = Path(path).read_text("utf-8").splitlines()
+            lines = change(lines) if part == split else lines
+            Path(files[part]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        tokenizer = Tokenizer.load(data_dir / "tokenizer.model")
+        prepare(files, folder / "data", 340, tokenizer=tokenizer, threads=1)
+        return folder / "data"
+
+    def word(lines):
+        source, target = lines[0].split("\t")
+        return [f"{source} the\t{target}", *lines[1:]]
+
+    changes = {"moved": (None, list), "word": ("train", word), "turned": (
+        "train", lambda lines: lines[::-1]), "valid": ("valid", word)}  # fmt: skip
+    return {name: prepared(name, *change) for name, change in changes.items()}
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [("word", "other training pairs"), ("turned", "other training pairs"),
+     ("valid", "other validation pairs")],
+)  # fmt: skip
+def test_a_run_does_not_go_on_with_another_text(texts, half_way, corpus, name, said):
+    """Not with one word more, another order or other validation pairs."""
+    before = {path: path.read_bytes() for path in half_way.iterdir()}
+    recipe = recipe_of(corpus, max_steps=24)
+    with pytest.raises(ValueError, match=f"{said} than the run in .* to go on with"):
+        train(recipe, half_way, texts[name], show=False)
+    assert {path: path.read_bytes() for path in half_way.iterdir()} == before
+
+
+def test_a_run_goes_on_with_its_text_from_another_place(
+    texts, half_way, whole, corpus
+):
+    train(recipe_of(corpus, max_steps=24), half_way, texts["moved"], show=False)
+    assert_same_run(whole, half_way)
+
+
+def test_a_run_of_an_earlier_version_is_known_by_its_texts_checksum(
+    texts, half_way, corpus
+):
+    about = json.loads((half_way / "about.json").read_text("utf-8"))
+    for split in "train", "valid":
+        del about["data"][f"{split}_sha256"]
+    _write_json(half_way / "about.json", about)
+    _write_manifest(half_way, _RUN_FILES)
+    recipe = recipe_of(corpus, max_steps=16)
+    with pytest.raises(ValueError, match="holds other training pairs"):
+        train(recipe, half_way, texts["word"], show=False)
+    assert train(recipe, half_way, texts["moved"], show=False).progress.step == 16

@@ -4,10 +4,11 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,26 @@ def test_two_trains_in_one_folder(train, tmp_path):
         other.communicate(b"\n")
     (tmp_path / "run" / "notes").unlink()
     assert train(tiny(max_steps=1), tmp_path / "run").progress.step == 1
+
+
+def test_what_is_given_away_names_no_folder_of_its_owner(train, tmp_path):
+    """Neither of its text nor of the model that it started from; the ones that ship."""
+    first = train(tiny(max_steps=2), tmp_path / "first").save_pretrained(tmp_path / "a")
+    recipe = tiny(max_steps=2, start_from=str(first))
+    files = {"train": ["/home/me/x.en", "/home/me/x.de"], "valid": "/home/me/v.tsv"}
+    run = train(replace(recipe, corpus=files), tmp_path / "second")
+    run.save_pretrained(tmp_path / "b")
+    _, _, about = runs.load_pretrained(tmp_path / "b", "cpu")
+    assert about["recipe"]["corpus"] == {"train": ["x.en", "x.de"], "valid": "v.tsv"}
+    assert about["recipe"]["start_from"] == f"{tmp_path.name}/a"
+    assert about["data"]["corpus"] == {"train": "train.tsv", "valid": "valid.tsv"}
+    assert len(about["data"]["train_sha256"]) == 64
+    given = [tmp_path / "a", tmp_path / "b"]
+    shipped = [*(Path(runs.__file__).parent / "pretrained").iterdir()]
+    for path in (path for folder in given + shipped for path in folder.glob("*.json")):
+        assert not re.search(r'"[^"\n]*(/home|/tmp|/root|/me/|/work)', path.read_text())
+    owned = runs._read_json(tmp_path / "second" / "recipe.json")
+    assert owned["corpus"] == files  # to go on, the run itself needs them
 
 
 @pytest.fixture(scope="module")

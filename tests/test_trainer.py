@@ -1,6 +1,7 @@
 """Chapter 13: runs that resume, their batches, their memory."""
 
 import gc
+import io
 import json
 import math
 import shutil
@@ -39,6 +40,18 @@ def test_nan_names_step_and_batch(train, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "update", lambda *args: Update(math.nan, 9, 1.0, 0))
     with pytest.raises(FloatingPointError, match=r"update 1 \(epoch 0, batch 1, pairs"):
         train(tiny(), tmp_path)
+
+
+def test_an_interrupt_closes_the_bar(train, tmp_path):
+    """Else the next bar takes the line below it, and a new one at each refresh."""
+
+    def interrupted(history):
+        raise KeyboardInterrupt
+
+    # The error is kept, as a notebook keeps the last one, with all that it refers to.
+    with pytest.raises(KeyboardInterrupt) as kept:
+        train(tiny(), tmp_path, show=True, callbacks=[interrupted])
+    assert kept and trainer.tqdm(disable=False, file=io.StringIO()).pos == 0
 
 
 def test_same_recipe_same_losses(train, tmp_path):

@@ -173,6 +173,25 @@ def _known_files(run_dir: Path) -> list[Path]:
     return [path for path in files if path.exists()]
 
 
+def _public(record: dict) -> dict:
+    """A recipe, or what is noted of a text, with files named without their folders."""
+
+    def name(files):
+        several = isinstance(files, list | tuple)
+        return [Path(file).name for file in files] if several else Path(files).name
+
+    public, corpus = dict(record), record.get("corpus", "")
+    if isinstance(corpus, dict):
+        splits = corpus.keys() & {"train", "valid", "test"}
+        public["corpus"] = corpus | {split: name(corpus[split]) for split in splits}
+    elif corpus:
+        public["corpus"] = name(corpus)
+    start = Path(record.get("start_from", ""))
+    if start.is_absolute():
+        public["start_from"] = "/".join(start.parts[-2:])
+    return public
+
+
 def _read_about(path: Path) -> dict:
     """Read about.json of a run or model: "data" and "environment", two tables."""
     about = _read_json(path)
@@ -365,6 +384,7 @@ def _save_pretrained(
 
     Its weights are taken as they are. The folder gets weights.safetensors,
     tokenizer.model, recipe.json, about.json and manifest.json: all of them, or none.
+    Files of the owner's are named without their folders.
 
     Args:
         folder: Where to; a model that is there is replaced.
@@ -391,8 +411,8 @@ def _save_pretrained(
         record = run.record if record is None else record
         _save_tensors(part / "weights.safetensors", weights, record)
         run.tokenizer.save(part / "tokenizer.model")
-        _write_json(part / "recipe.json", asdict(run.recipe))
-        about = {"data": run.data, "environment": run.environment}
+        _write_json(part / "recipe.json", _public(asdict(run.recipe)))
+        about = {"data": _public(run.data), "environment": run.environment}
         _write_json(part / "about.json", about)
         _write_manifest(part)
     return folder

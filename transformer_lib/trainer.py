@@ -10,6 +10,7 @@ __all__ = ['train', 'EarlyStopping', 'TensorBoard', 'WeightsAndBiases']
 # %% ../notebooks/13_runs.ipynb #2de60ae0
 import atexit
 import contextlib
+import hashlib
 import math
 import os
 import queue
@@ -52,7 +53,7 @@ from transformer_lib.checkpoints import (
 )
 from .multihead import MultiHeadAttention
 from .objective import build_optimizer, noam_lr
-from .prepared import Prepared, prepare
+from .prepared import Prepared, prepare, sweep_part
 from .recipes import Recipe
 from transformer_lib.runs import (
     Run,
@@ -61,6 +62,8 @@ from transformer_lib.runs import (
     _held_folder,
     _known_files,
     _mend_best,
+    _public,
+    _read_about,
     environment_record,
     load_pretrained,
 )
@@ -102,9 +105,9 @@ def train(
     """Train a translator, or resume a run that was interrupted.
 
     The folder keeps the recipe, the tokenizer, the best weights, the last state and
-    the newest weights. A finished run is loaded, not repeated. Under torchrun, the
-    recipe's batches are shared out among the processes. What the last four arguments
-    bring is not written down: give them again to resume.
+    the newest weights, and belongs to its text. A finished run is loaded, not
+    repeated. Under torchrun, the recipe's batches are shared out among the processes.
+    What the last four arguments bring is not written down: give them again to resume.
 
     Args:
         recipe: What to train.
@@ -127,8 +130,8 @@ def train(
         The run, with the best weights so far.
 
     Raises:
-        ValueError: If the folder holds a run of another recipe or other files, or if
-            another process trains there, or if max_seconds is below 0 or NaN.
+        ValueError: If the folder holds a run of another recipe or text, or other files,
+            or if another process trains there, or if max_seconds is below 0 or NaN.
         FloatingPointError: If a loss or gradient is not finite; it names the batch.
         OSError: If a checkpoint cannot be written; the one before it is kept.
     """
@@ -202,6 +205,7 @@ def _ready_data(
             f"{folder} was prepared with another vocabulary than {own}, with which "
             "this run began; choose another folder for the run or for the data."
         )
+    _check_text(run_dir, ready, folder)
     return ready
 
 # %% ../notebooks/13_runs.ipynb #2dc2b828
@@ -227,9 +231,38 @@ def _check_prepared(recipe: Recipe, ready: Prepared, folder: Path) -> None:
 
 
 def _data_record(ready: Prepared) -> dict:
-    """What a run notes of its text: origin, licence, hash, number of pairs."""
+    """What a run notes of its text: origin, licence, number of pairs, checksums.
+
+    A model that is given away takes this along, so files are named without folders.
+    """
     keys = ("origin", "licence", "sha256", "corpus", "train_pairs", "valid_pairs")
-    return {key: ready.data[key] for key in keys}
+    record = {key: ready.data[key] for key in keys}
+    for split in ("train", "valid"):  # the token pairs as they are read
+        files = sorted(ready.data["files"].items())
+        sums = [file["sha256"] for name, file in files if name.startswith(f"{split}/")]
+        record[f"{split}_sha256"] = hashlib.sha256("".join(sums).encode()).hexdigest()
+    return _public(record)
+
+
+def _check_text(run_dir: Path, ready: Prepared, folder: Path) -> None:
+    """Refuse to go on with other token pairs than those that a run began with.
+
+    Raises:
+        ValueError: Which pairs differ, and what to do.
+    """
+    if not _known_files(run_dir) or not (run_dir / "about.json").exists():
+        return
+    known, found = _read_about(run_dir / "about.json")["data"], _data_record(ready)
+    names = {"train_sha256": "training", "valid_sha256": "validation"}
+    if not names.keys() <= known.keys():  # a run of an earlier version
+        names = {"sha256": "training", "valid_pairs": "validation"}
+    if odd := [split for name, split in names.items() if known[name] != found[name]]:
+        raise ValueError(
+            f"{folder} holds other {' and '.join(odd)} pairs than the run in {run_dir} "
+            "began with (their checksums differ). Give the old ones to go on with that "
+            "run, or another folder to begin a new one, which may start from the "
+            f"model in {run_dir} (--from)."
+        )
 
 # %% ../notebooks/13_runs.ipynb #e3ffa617
 class _Place(NamedTuple):
@@ -429,7 +462,9 @@ def _run_loop(trainer: _Trainer, max_seconds: float, show: bool) -> None:
     )  # fmt: skip
     trainer.model.train()
     over = at.step < recipe.max_steps and _wants_to_stop(trainer)
-    with _made_ahead(_groups(trainer), recipe.prefetch) as ready:
+    # Both end with the loop, also where it is interrupted: a bar that stays open
+    # would push the next one down the page.
+    with trainer.bar, _made_ahead(_groups(trainer), recipe.prefetch) as ready:
         while at.step < recipe.max_steps and not over:
             since.add(_one_update(trainer, *next(ready)), time.monotonic())
             at.seconds = before + time.monotonic() - began
@@ -440,7 +475,6 @@ def _run_loop(trainer: _Trainer, max_seconds: float, show: bool) -> None:
                 _validate_and_save(trainer, since)
                 over = _wants_to_stop(trainer) or over
                 at.seconds, since = before + time.monotonic() - began, _Window()
-    trainer.bar.close()
 
 
 def _wants_to_stop(trainer: _Trainer) -> bool:
@@ -646,6 +680,7 @@ def _set_up(
     if at and rank == 0:
         _mend_best(run_dir, at.history)
     if rank == 0:  # nothing was refused: the folder is this run's
+        sweep_part(run_dir / "data")
         about = None
         if at is None or not (run_dir / "about.json").exists():
             about = {"data": _data_record(ready)}

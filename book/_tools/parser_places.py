@@ -23,6 +23,7 @@ from transformer_lib.checkpoints import (
 )
 from transformer_lib.corpora import _hash_pairs, load_corpus
 from transformer_lib.parsing import train_parser
+from transformer_lib.prepared import Prepared
 from transformer_lib.recipes import Recipe
 from transformer_lib.transformer import default_device
 
@@ -45,7 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     run = train_parser(recipe, given.run_dir, device=given.device, show=False)
     run.model.to("cpu")
-    pairs = some_of(load_corpus(run.data["corpus"], "valid").pairs, SENTENCES)
+    corpus = Prepared.load(given.run_dir / "trees" / "prepared").data["corpus"]
+    pairs = some_of(load_corpus(corpus, "valid").pairs, SENTENCES)
     curve = []
     for file in _step_files(given.run_dir):
         _load_weights(run.model, _weights_in(file))
