@@ -8,7 +8,9 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/13_r
 __all__ = ['DamagedFile', 'Progress', 'save_checkpoint', 'load_checkpoint', 'average_checkpoints']
 
 # %% ../notebooks/13_runs.ipynb #8e1d0180
+import contextlib
 import json
+import math
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -93,7 +95,7 @@ def _verify_manifest(folder: str | Path, needed: Sequence[str] = ()) -> None:
     files = _read_json(folder / _MANIFEST).get("files")
     try:
         odd = {n: _what_is_wrong(folder / n, files[n], True) for n in {*files, *needed}}
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, ValueError, OSError):
         text = f"{folder / _MANIFEST} is damaged. Copy or write the folder again."
         raise DamagedFile(text) from None
     for name, problem in sorted(odd.items()):
@@ -177,13 +179,29 @@ def _load_tensors(path: str | Path) -> tuple[dict, dict]:
             whole = about["checksum"] == str(_checksum(tensors, text))
         else:  # an older file, whose checksum leaves out the record
             whole = about["crc32"] == str(_checksum(tensors))
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError,
+            RecursionError) as error:  # fmt: skip
         raise DamagedFile(f"{path} is damaged, or is no checkpoint: {error}.") from None
     if not whole or not isinstance(record, dict):
         raise DamagedFile(f"{path} is damaged: its content does not fit its checksum.")
     return tensors, record
 
 # %% ../notebooks/13_runs.ipynb #cff60cfb
+def _check_kinds(tensors: dict) -> None:
+    """Refuse weights of another type than floating point, and none at all.
+
+    Raises:
+        ValueError: Which ones they are.
+    """
+    allowed = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    odd = [f"{n} is of {t.dtype}" for n, t in tensors.items() if t.dtype not in allowed]
+    if odd or not tensors:
+        raise ValueError(
+            f"these are no weights of a model: {odd[0] if odd else 'there are none'}. "
+            "Take another file of weights."
+        )
+
+
 def _load_weights(model: nn.Module, tensors: dict) -> None:
     """Copy named parameters into a model; a shared one is stored once.
 
@@ -191,6 +209,7 @@ def _load_weights(model: nn.Module, tensors: dict) -> None:
         ValueError: If names or shapes are not the model's, or a weight is no number.
     """
     own = dict(model.named_parameters())
+    _check_kinds(tensors)
     if odd := sorted(own.keys() ^ tensors.keys()):
         raise ValueError(
             f"the checkpoint is of another model: {odd[0]!r} is in one of the two "
@@ -226,6 +245,8 @@ class Progress:
         skipped: Tries of an update whose gradient was not finite, in float16.
         optimizer: The kind of optimizer.
         history: One record for each validation.
+        kept: Updates of which the run has a file step-NNNNNN.safetensors; None in a
+            checkpoint of an earlier version.
     """
 
     step: int = 0
@@ -238,6 +259,45 @@ class Progress:
     skipped: int = 0
     optimizer: str = "Adam"
     history: list[dict] = field(default_factory=list)
+    kept: list[int] | None = None
+
+# %% ../notebooks/13_runs.ipynb #fe6c5d99
+def _progress_of(record: dict, path: Path) -> Progress:
+    """The progress that the record of a checkpoint tells.
+
+    Raises:
+        DamagedFile: If it tells something else; the first odd entry is named.
+    """
+    usual = asdict(Progress())
+    for name, value in record.items():
+        if name not in usual or not _is_like(value, usual[name]):
+            raise DamagedFile(
+                f"{path} is damaged, or is no checkpoint: its record has "
+                f"{name}={str(value)[:40]}."
+            )
+    return Progress(**record)
+
+
+def _is_like(value, usual) -> bool:
+    """Whether a value of a record is of the kind that is usual there."""
+    if usual is None:  # the updates that are kept
+        return value is None or _is_steps(value)
+    if isinstance(usual, list):  # the history
+        rows = isinstance(value, list) and all(isinstance(row, dict) for row in value)
+        return rows and _is_steps([row.get("step") for row in value]) and all(
+            type(number) in (int, float) for row in value for number in row.values()
+        )
+    if isinstance(usual, float):
+        return type(value) in (int, float) and 0 <= value < math.inf
+    if type(value) is not type(usual):
+        return False
+    return isinstance(value, str) or 0 <= value < 2**63
+
+
+def _is_steps(values) -> bool:
+    """Whether values are numbers of updates, in order."""
+    whole = isinstance(values, list) and all(type(value) is int for value in values)
+    return whole and all(a < b for a, b in zip([0, *values], values, strict=False))
 
 # %% ../notebooks/13_runs.ipynb #2f1f5c8c
 def save_checkpoint(
@@ -302,12 +362,14 @@ def load_checkpoint(
     for file in there:
         try:
             tensors, record = _load_tensors(file)
+            at, kind = _progress_of(record, file), type(optimizer).__name__
+            if at.optimizer == kind:
+                _check_state(tensors, model, optimizer, file)
         except DamagedFile as error:
             errors.append(str(error))
             continue
         for error in errors:
             warnings.warn(f"{error} Going on from {file}.", stacklevel=2)
-        at, kind = Progress(**record), type(optimizer).__name__
         if at.optimizer != kind:
             raise ValueError(
                 f"{file} holds the state of {at.optimizer}, and this run has {kind}: "
@@ -323,6 +385,32 @@ def load_checkpoint(
             "files of the folder are as they were."
         )
     return None
+
+
+def _check_state(tensors: dict, model: nn.Module, optimizer, file: Path) -> None:
+    """See that a checkpoint has a random state, and what Adam needs to go on.
+
+    Raises:
+        DamagedFile: If one is missing, or is of another type or shape.
+    """
+    rng, odd = tensors.get("rng"), []
+    usual = torch.get_rng_state()
+    if rng is None or (rng.dtype, rng.shape) != (usual.dtype, usual.shape):
+        odd.append("rng")
+    begun = any(name.startswith("adam.") for name in tensors)
+    if begun and isinstance(optimizer, torch.optim.Adam):
+        for name, parameter in model.named_parameters():
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                value = tensors.get(f"adam.{key}.{name}")
+                shape = torch.Size() if key == "step" else parameter.shape
+                there = value is not None and value.is_floating_point()
+                if not there or value.shape != shape:
+                    odd.append(f"adam.{key}.{name}")
+    if odd:
+        raise DamagedFile(
+            f"{file} is damaged, or is no checkpoint of this model: {odd[0]} is "
+            "missing, or of another type or shape."
+        )
 
 
 def _put_back(tensors: dict, model: nn.Module, optimizer, rank: int) -> None:
@@ -346,17 +434,46 @@ def _put_back(tensors: dict, model: nn.Module, optimizer, rank: int) -> None:
         torch.cuda.set_rng_state(state, device)
 
 # %% ../notebooks/13_runs.ipynb #89315432
-def _keep_step(
-    run_dir: Path, weights: dict, history: list[dict], keep_last: int
-) -> None:
-    """Write step-NNNNNN.safetensors; of those of this run, only the newest stay."""
+def _keep_step(run_dir: Path, weights: dict, at: Progress, keep_last: int) -> None:
+    """Write step-NNNNNN.safetensors, and note which of these files are kept."""
+    record = at.history[-1]
+    if at.kept is None:
+        own = {row["step"] for row in at.history[:-1]}
+        at.kept = [n for n in map(_step_of, _step_files(run_dir)) if n in own]
     if keep_last:
-        name = f"step-{history[-1]['step']:06d}.safetensors"
-        _save_tensors(run_dir / name, weights, history[-1])
-    own = {record["step"] for record in history}
-    files = [path for path in _step_files(run_dir) if _step_of(path) in own]
-    for path in files[: -keep_last or None]:
-        path.unlink()
+        _save_tensors(_step_file(run_dir, record["step"]), weights, record)
+        at.kept.append(record["step"])
+    at.kept = at.kept[-keep_last:] if keep_last else []
+
+
+def _drop_steps(run_dir: Path, at: Progress) -> None:
+    """Remove a run's files step-NNNNNN.safetensors that it no longer keeps.
+
+    The checkpoint that says so is on the disk by now: what it names is there, wherever
+    the run was killed.
+    """
+    own = {row["step"] for row in at.history} - set(at.kept or [])
+    for path in _step_files(run_dir) if at.kept is not None else []:
+        if _step_of(path) in own:
+            path.unlink()
+
+
+def _kept_files(run_dir: Path) -> list[Path]:
+    """The files step-NNNNNN.safetensors that a run keeps, also those that are missing.
+
+    Its last checkpoint says which; where it cannot be read, those that are there.
+    """
+    last = run_dir / "last.safetensors"
+    with contextlib.suppress(DamagedFile):
+        kept = _progress_of(_load_tensors(last)[1], last).kept
+        if kept is not None:
+            return [_step_file(run_dir, step) for step in kept]
+    return _step_files(run_dir)
+
+
+def _step_file(run_dir: Path, step: int) -> Path:
+    """Where a run keeps its weights after so many updates."""
+    return run_dir / f"step-{step:06d}.safetensors"
 
 
 def _step_files(run_dir: str | Path) -> list[Path]:
@@ -387,7 +504,8 @@ def average_checkpoints(
         The means by name, summed in double precision and in the type that came.
 
     Raises:
-        ValueError: If there is no file, one is damaged, or they are not of one model.
+        ValueError: If there is no file, one is missing or damaged, or they are not of
+            one model.
 
     Source: Vaswani et al. 2017, section 6.1.
     """
@@ -410,13 +528,14 @@ def _checkpoint_files(
     """The files that average_checkpoints averages.
 
     Raises:
-        ValueError: If there are none.
+        ValueError: If there are none, or one that the run keeps is missing.
     """
-    if last is not None and last < 1:
-        raise ValueError(f"last={last}: must be at least 1.")
+    for name, value, least in ("last", last, 1), ("after", after, 0):
+        if value is not None and not (type(value) is int and value >= least):
+            raise ValueError(f"{name}={value!r}: must be {least} or more, and whole.")
     if isinstance(paths_or_run_dir, str | Path):
         given = Path(paths_or_run_dir)
-        paths = _step_files(given) if given.is_dir() else [given]
+        paths = _kept_files(given) if given.is_dir() else [given]
     else:
         paths = [Path(path) for path in paths_or_run_dir]
     if after is not None:
@@ -426,13 +545,27 @@ def _checkpoint_files(
             f"no files step-NNNNNN.safetensors to average in {paths_or_run_dir}"
             + (f" from after update {after}." if after is not None else ".")
         )
-    return paths[-last:] if last else paths
+    paths = paths[-last:] if last else paths
+    if missing := [str(path) for path in paths if not path.is_file()]:
+        raise ValueError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. "
+            "Copy all files of the run, or average fewer, the newest (--last)."
+        )
+    return paths
 
 
 def _weights_in(path: Path) -> dict[str, Tensor]:
-    """The model's parameters in a file of weights, or in a checkpoint."""
+    """The model's parameters in a file of weights, or in a checkpoint.
+
+    Raises:
+        DamagedFile: If it cannot be read, or holds something else.
+    """
     tensors = _load_tensors(path)[0]
     inside = {n[6:]: t for n, t in tensors.items() if n.startswith("model.")}
+    try:
+        _check_kinds(inside or tensors)
+    except ValueError as error:
+        raise DamagedFile(f"{path}: {error}") from None
     return inside or tensors
 
 

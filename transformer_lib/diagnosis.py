@@ -40,7 +40,7 @@ from .recipes import Recipe
 from transformer_lib.runs import (
     Run,
     _find_pretrained,
-    _newest_record,
+    _newest_progress,
     load_pretrained,
     read_evidence,
 )
@@ -785,7 +785,7 @@ def _broken_weights(folder: Path) -> Finding | None:
             bad = [n for n, t in tensors.items() if not t.isfinite().all()]
             if bad:
                 said = f"{folder / name} holds NaN or infinity ({bad[0]})."
-                said += _since_when(_newest_record(folder).get("history", []))
+                said += _since_when(_newest_progress(folder).history)
                 remedy = _REMEDIES["weights"]
                 return Finding("all numbers are finite", False, said, *remedy)
     return None

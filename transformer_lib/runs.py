@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import subprocess
 import time
 import warnings
@@ -33,6 +32,7 @@ from transformer_lib.checkpoints import (
     _load_tensors,
     _load_weights,
     _previous_of,
+    _progress_of,
     _read_json,
     _save_tensors,
     _step_of,
@@ -42,12 +42,14 @@ from transformer_lib.checkpoints import (
     average_checkpoints,
 )
 from .corpora import load_corpus
+from .files import leftovers
 from transformer_lib.prepared import (
     Prepared,
     _is_free,
     _is_ours,
     _lock,
     _put_back,
+    sweep_part,
     whole_folder,
 )
 from .recipes import Recipe, _read_recipe
@@ -158,7 +160,7 @@ def _load_run(
     tensors, record = _chosen_weights(run_dir, weights)
     _load_weights(model, tensors)
     about = _read_about(run_dir / "about.json")
-    progress = Progress(**_newest_record(run_dir))
+    progress = _newest_progress(run_dir)
     model = model.to(default_device(device)).eval()
     return cls(recipe, model, tokenizer, progress, **about, record=record)
 
@@ -201,13 +203,13 @@ def _read_about(path: Path) -> dict:
     return about
 
 
-def _newest_record(run_dir: Path) -> dict:
+def _newest_progress(run_dir: Path) -> Progress:
     """Where a run stands, by its last checkpoint that can be read."""
     last = run_dir / "last.safetensors"
     for path in (last, _previous_of(last)):
         with contextlib.suppress(DamagedFile):
-            return _load_tensors(path)[1]
-    return {}
+            return _progress_of(_load_tensors(path)[1], path)
+    return Progress()
 
 
 def _chosen_weights(run_dir: Path, weights: str | Path) -> tuple[dict, dict]:
@@ -220,12 +222,13 @@ def _chosen_weights(run_dir: Path, weights: str | Path) -> tuple[dict, dict]:
     tensors, record = _load_tensors(path)
     inside = {n[6:]: t for n, t in tensors.items() if n.startswith("model.")}
     if inside:  # a checkpoint: its last validation is what the weights are known by
-        return inside, record["history"][-1]
+        return inside, (_progress_of(record, path).history or [{}])[-1]
     return tensors, record
 
 # %% ../notebooks/13_runs.ipynb #e15c5732
 _HARMLESS = ("max_steps", "keep_last", "prefetch")  # no update depends on them
 _RUN_FILES = ("recipe.json", "tokenizer.model", "about.json")
+_MODEL_FILES = ("weights.safetensors", *_RUN_FILES)
 
 
 def _check_folder(recipe: Recipe, run_dir: Path) -> None:
@@ -243,6 +246,7 @@ def _check_folder(recipe: Recipe, run_dir: Path) -> None:
         own = {_MANIFEST, *_RUN_FILES} if begun else set()
         if begun:
             _check_try(run_dir)
+        own |= {path.name for path in _half_written(run_dir)}
         names = {path.name for path in run_dir.iterdir() if not _may_stay(path)}
         if others := sorted(names - own):
             raise ValueError(
@@ -250,9 +254,6 @@ def _check_folder(recipe: Recipe, run_dir: Path) -> None:
                 "choose another folder."
             )
         return
-    for leftover in run_dir.iterdir():  # of a process that was killed while it wrote
-        if _PARTS.fullmatch(leftover.name) and leftover.is_file():
-            leftover.unlink()
     if (run_dir / _MANIFEST).exists():
         _verify_manifest(run_dir, _RUN_FILES)
     there, wanted = asdict(_read_recipe(run_dir / "recipe.json")), asdict(recipe)
@@ -308,10 +309,17 @@ def _claim_folder(
     _write_manifest(run_dir, _RUN_FILES)
 
 # %% ../notebooks/13_runs.ipynb #e4a208d9
-_PARTS = re.compile(
-    r"(recipe\.json|about\.json|manifest\.json|tokenizer\.model|"
-    r"(best|last|last\.previous|step-\d+)\.safetensors)\.[0-9a-f]{8}\.part"
-)
+def _half_written(folder: Path) -> list[Path]:
+    """What killed processes left of the files of a run or model."""
+    return leftovers(folder, *_MODEL_FILES, _MANIFEST, "best.safetensors",
+                     "last*.safetensors", "step-[0-9]*.safetensors")  # fmt: skip
+
+
+def _sweep_run(run_dir: Path) -> None:
+    """Remove what killed processes left in the folder of a run that is ours."""
+    for path in _half_written(run_dir):
+        path.unlink()
+    sweep_part(run_dir / "data")
 
 
 def _may_stay(path: Path) -> bool:
@@ -319,7 +327,7 @@ def _may_stay(path: Path) -> bool:
     prepared = (path / "data.json", path / "prepared" / "data.json")
     own = path.name in ("lost+found", "tokenizer.model")
     own = own or path.name == ".data.part" and _is_ours(path)
-    return own or _PARTS.fullmatch(path.name) or any(p.is_file() for p in prepared)
+    return own or any(p.is_file() for p in prepared)
 
 
 @contextlib.contextmanager
@@ -421,9 +429,6 @@ def _save_pretrained(
 Run.save_pretrained = _save_pretrained
 
 
-_MODEL_FILES = ("weights.safetensors", *_RUN_FILES)
-
-
 def _check_model_folder(folder: Path) -> None:
     """Refuse to write a model over something else.
 
@@ -435,9 +440,10 @@ def _check_model_folder(folder: Path) -> None:
     if not folder.exists() or _is_free(folder):
         return
     there = {path.name for path in folder.iterdir()} - {"lost+found"}
-    there -= {".part"} if _is_ours(folder / ".part") else set()
-    others = sorted(there - {*_MODEL_FILES, _MANIFEST})
-    if others or _MODEL_FILES[0] not in there:
+    there -= {path.name for path in _half_written(folder)}
+    begun = _is_ours(folder / ".part")  # by a process that was killed
+    others = sorted(there - {*_MODEL_FILES, _MANIFEST, *[".part"] * begun})
+    if others or not (begun or _MODEL_FILES[0] in there):
         what = others[0] if others else "a run"
         raise ValueError(f"{folder} holds something else than a model ({what}): name "
                          "another folder.")  # fmt: skip

@@ -43,7 +43,9 @@ from transformer_lib.batches import (
     pack,
 )
 from transformer_lib.checkpoints import (
+    DamagedFile,
     Progress,
+    _drop_steps,
     _keep_step,
     _load_weights,
     _random_states,
@@ -53,7 +55,7 @@ from transformer_lib.checkpoints import (
 )
 from .multihead import MultiHeadAttention
 from .objective import build_optimizer, noam_lr
-from .prepared import Prepared, prepare, sweep_part
+from .prepared import Prepared, prepare
 from .recipes import Recipe
 from transformer_lib.runs import (
     Run,
@@ -64,6 +66,7 @@ from transformer_lib.runs import (
     _mend_best,
     _public,
     _read_about,
+    _sweep_run,
     environment_record,
     load_pretrained,
 )
@@ -618,9 +621,10 @@ def _validate_and_save(trainer: _Trainer, since: _Window) -> None:
         weights = dict(trainer.model.named_parameters())
         if loss < best or not (run_dir / "best.safetensors").exists():
             _save_tensors(run_dir / "best.safetensors", weights, record)
-        _keep_step(run_dir, weights, at.history, recipe.keep_last)
+        _keep_step(run_dir, weights, at, recipe.keep_last)
         last = run_dir / "last.safetensors"
         save_checkpoint(last, trainer.model, trainer.optimizer, at, rngs)
+        _drop_steps(run_dir, at)
     if not trainer.bar.disable:
         trainer.bar.clear()
         print(
@@ -677,10 +681,13 @@ def _set_up(
     if at is None and start:
         _start_weights(model, ready.tokenizer, recipe.start_from, *start[:2])
     shared = BatchLoss(model, recipe.chunk, recipe.rdrop)
+    if at and not (at.history and all("valid_loss" in row for row in at.history)):
+        raise DamagedFile(f"{last} is damaged: it tells of no validation loss.")
     if at and rank == 0:
         _mend_best(run_dir, at.history)
+        _drop_steps(run_dir, at)
     if rank == 0:  # nothing was refused: the folder is this run's
-        sweep_part(run_dir / "data")
+        _sweep_run(run_dir)
         about = None
         if at is None or not (run_dir / "about.json").exists():
             about = {"data": _data_record(ready)}

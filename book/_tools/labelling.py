@@ -18,6 +18,7 @@ import torch
 from transformer_lib.batches import batches
 from transformer_lib.checkpoints import (
     Progress,
+    _drop_steps,
     _keep_step,
     _load_weights,
     _step_files,
@@ -118,10 +119,11 @@ class Trainer:
         at.history.append(point | {"f1": self.score(self.few)[0]["f1"]})
         print(json.dumps(at.history[-1]), flush=True)
         weights = dict(self.model.named_parameters())
-        _keep_step(self.folder, weights, at.history, self.recipe.keep_last)
+        _keep_step(self.folder, weights, at, self.recipe.keep_last)
         save_checkpoint(
             self.folder / "last.safetensors", self.model, self.optimizer, at
         )
+        _drop_steps(self.folder, at)
 
 
 def main(arguments: list[str] | None = None) -> None:
