@@ -1,11 +1,15 @@
 """Chapter 22: a server answers many, says what is wrong, and loses no text."""
 
 import contextlib
+import errno
 import functools
 import http.client
 import json
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,20 +30,20 @@ def exact(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def serving_with(translate):
+def serving_with(translate, **settings):
     """A running server; gives a function that asks it."""
-    server = server_module.translation_server(translate)
+    server = server_module.translation_server(translate, **settings)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def ask(method="POST", path="/translate", body=b"", headers=None):
-        connection = http.client.HTTPConnection(*server.server_address, timeout=1800)
+    def ask(method="POST", path="/translate", body=b"", headers=None, address=None):
+        connection = http.client.HTTPConnection(*address, timeout=1800)
         connection.request(method, path, body, headers or {})
         reply = connection.getresponse()
         content = json.loads(reply.read())
         connection.close()
         return reply.status, content
 
-    yield ask
+    yield functools.partial(ask, address=server.server_address)
     server.shutdown()
     server.server_close()
 
@@ -156,6 +160,7 @@ def test_other_methods():
         got, head = (raw(server.server_address, request) for request in asked)
         assert head[0] == got[0] and head[2] == b""
         assert head[1]["Server"].strip() == "transformer-lib"  # and no versions
+        assert head[1]["X-Content-Type-Options"] == "nosniff"
         assert int(head[1]["Content-Length"]) == len(got[2]) > 0
     status, headers, body = raw(
         server.server_address, b"GET /translate HTTP/1.1\r\n\r\n"
@@ -167,6 +172,164 @@ def test_other_methods():
         assert code in status and "error" in json.loads(body)
     server.shutdown()
     server.server_close()
+
+
+# --- stopping -------------------------------------------------------------------------
+
+ASK = b"POST /translate HTTP/1.1\r\nContent-Length: 14\r\n\r\n"
+BODY = b'{"text": "ab"}'
+SLOW = """\
+import sys, time
+from transformer_lib import command_line, server
+import transformer_lib.ctranslate2_export as engine
+
+class Slow:
+    def __init__(self, *_):
+        pass
+
+    def __call__(self, lines, tell, beam_size):
+        print("asked", flush=True)
+        time.sleep(1)
+        return [line[::-1] for line in lines]
+
+engine.CTranslate2Model = Slow
+sys.exit(command_line.main(["serve", "it", "--port", "0"]))
+"""
+
+
+@pytest.mark.parametrize("name, status", [
+    ("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129),
+])  # fmt: skip
+def test_a_signal_ends_it_when_all_are_answered(name, status):
+    """Five have asked, one has only connected; all five get their answer."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", SLOW], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    address = program.stdout.readline().decode().split("//")[1].split("/")[0]
+    address = "127.0.0.1", int(address.split(":")[1])
+    with contextlib.ExitStack() as stack:
+        people = [
+            stack.enter_context(socket.create_connection(address, timeout=600))
+            for _ in range(6)
+        ]
+        for one in people[:5]:
+            one.sendall(ASK + BODY)
+        for _ in range(5):
+            assert program.stdout.readline() == b"asked\n"
+        program.send_signal(getattr(signal, name))
+        answers = [b"".join(iter(lambda one=one: one.recv(2**16), b""))
+                   for one in people]  # fmt: skip
+    said = program.communicate(timeout=600)[1]
+    assert program.returncode == status, said
+    assert all(b'"translations": ["ba"]' in answer for answer in answers[:5])
+    assert answers[5] == b"" and b"Traceback" not in said
+
+
+def test_closing_answers_who_has_asked_and_waits_for_nobody_else(monkeypatch):
+    """Not accepted yet, half a request, nothing at all."""
+    monkeypatch.setattr(server_module._TranslationHandler, "timeout", 600)
+    server = server_module.translation_server(lambda lines, tell: lines)
+    with contextlib.ExitStack() as stack:
+        waiting, half, idle = (
+            stack.enter_context(
+                socket.create_connection(server.server_address, timeout=60)
+            )
+            for _ in range(3)
+        )
+        waiting.sendall(ASK + BODY)
+        half.sendall(ASK + BODY[:5])
+        server.server_close()
+        assert b'"translations": ["ab"]' in waiting.recv(2**16)
+        assert b"send JSON" in half.recv(2**16) and idle.recv(100) == b""
+
+
+def test_the_idle_leave_room_for_others(monkeypatch):
+    monkeypatch.setattr(server_module._TranslationHandler, "timeout", 0.3)
+    monkeypatch.setattr(server_module._TranslationServer, "connections", 2)
+    with serving_with(lambda lines, tell: lines) as ask, contextlib.ExitStack() as all_:
+        address = ask.keywords["address"]
+        for _ in range(2):
+            all_.enter_context(socket.create_connection(address))
+        answers = [ask(body=BODY) for _ in range(5)]
+    assert answers == [(200, {"translations": ["ab"]})] * 5
+
+
+def test_out_of_files_it_waits(monkeypatch):
+    """Instead of asking again and again, as fast as the processor can."""
+    server, waited = server_module.translation_server(list), []
+    monkeypatch.setattr(server_module.time, "sleep", waited.append)
+
+    class Full:
+        def accept(self):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    own, server.socket = server.socket, Full()
+    for _ in range(3):
+        server._handle_request_noblock()
+    assert len(waited) == 3 and min(waited) > 0.1
+    server.socket = own
+    server.server_close()
+
+
+# --- other sites ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host, names, foreign", [
+    ("127.0.0.1", ["127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]:80"],
+     ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[x", "10.0.0"]),
+    ("192.168.1.5", ["192.168.1.5:80", "localhost"], ["192.168.1.6", "evil.example"]),
+    ("0.0.0.0", ["10.0.0.1", "[fe80::1]:8", "localhost", socket.gethostname()],
+     ["evil.example", "10.0.0.1.evil.example"]),
+    ("box.example", ["BOX.example:80", "box.example."], ["evil.example", "10.0.0.1"]),
+])  # fmt: skip
+def test_names_of_a_server(host, names, foreign):
+    def refused(name):
+        return server_module._why_refused({"Host": name}, host)
+
+    assert not any(map(refused, names))
+    assert [refused(name)[0] for name in foreign] == [421] * len(foreign)
+
+
+def test_pages_of_other_sites_may_not_ask():
+    asked = []
+
+    def translate(lines, tell):
+        asked.append(lines)
+        return lines
+
+    with serving_with(translate) as ask:
+        port = ask.keywords["address"][1]
+        for origin in ("https://evil.example", "null", f"http://localhost:{port}"):
+            status, content = ask(body=BODY, headers={"Origin": origin})
+            assert status == 403 and f"--cors {origin}" in content["error"]
+        status, content = ask(body=BODY, headers={"Host": "evil.example"})
+        assert status == 421 and "evil.example" in content["error"]
+        assert not asked
+        own = {"Origin": f"http://127.0.0.1:{port}"}
+        assert ask(body=BODY, headers=own)[0] == 200
+
+
+def test_pages_of_named_sites_may_ask():
+    server = server_module.translation_server(
+        lambda lines, tell: lines, cors=["https://good.example"]
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for method, status in ((b"OPTIONS", "200"), (b"POST", "200")):
+        for origin in (b"https://good.example", b"https://evil.example"):
+            head = b"\r\nOrigin: %s\r\nContent-Length: 14\r\n\r\n" % origin
+            request = method + b" /translate HTTP/1.1" + head + BODY
+            line, headers, _ = raw(server.server_address, request)
+            good = origin.endswith(b"good.example")
+            assert (status if good else "403") in line
+            if good:
+                assert headers["Access-Control-Allow-Origin"] == origin.decode()
+                assert headers["Access-Control-Allow-Headers"] == "Content-Type"
+                assert headers["Vary"] == "Origin"
+    server.shutdown()
+    server.server_close()
+    anywhere = {"Host": "localhost", "Origin": "https://evil.example"}
+    assert not server_module._why_refused(anywhere, "127.0.0.1", ["*"])
 
 
 def test_a_port_that_is_none():

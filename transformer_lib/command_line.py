@@ -491,7 +491,8 @@ def _run_serve(asked: argparse.Namespace) -> None:
     """Answer requests for translations over HTTP.
 
     Any text goes the way of `translate`: as many lines come back. It is
-    tested with 500 requests at once, all let in. It ends with Ctrl-C.
+    tested with 500 requests at once, all let in. It ends with Ctrl-C, and answers
+    what has begun.
     """
     _needs("ctranslate2")
     from transformer_lib.ctranslate2_export import CTranslate2Model
@@ -501,10 +502,10 @@ def _run_serve(asked: argparse.Namespace) -> None:
     _check_search(asked.beam_size, alpha=0.6)
     model = CTranslate2Model(asked.folder, asked.threads)
     translate = functools.partial(model, beam_size=asked.beam_size)
-    server = translation_server(translate, asked.host, asked.port)
+    server = translation_server(translate, asked.host, asked.port, asked.cors)
     host, port = server.server_address[:2]
     print(f"Ready: POST http://{host}:{port}/translate", flush=True)
-    server.serve_forever()
+    server.serve()
 
 # %% ../notebooks/18_command_line.ipynb #d1a90002
 def _run_diagnose(asked: argparse.Namespace) -> int:
@@ -845,6 +846,9 @@ def _fill_serve(parser: argparse.ArgumentParser) -> None:
                         help="listen there (127.0.0.1: this machine only)")
     parser.add_argument("--port", type=int, default=8000, metavar="N",
                         help="listen there (8000)")
+    parser.add_argument("--cors", nargs="+", default=[], metavar="ORIGIN",
+                        help="sites whose pages may ask, such as "
+                             "https://example.org (none)")
     parser.add_argument("--threads", type=int, default=1, metavar="N",
                         help="threads of one translation (1)")
     parser.add_argument("--beam-size", type=int, default=4, metavar="K",

@@ -9,12 +9,17 @@ __all__ = ['translation_server']
 
 # %% ../notebooks/22_export.ipynb #ff22ab51
 import contextlib
+import errno
+import ipaddress
 import json
 import socket
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 # %% ../notebooks/22_export.ipynb #7de07a37
 def _translated(texts: list[str], translate: Callable) -> dict:
@@ -28,40 +33,113 @@ def _translated(texts: list[str], translate: Callable) -> dict:
 
 # %% ../notebooks/22_export.ipynb #7de07a38
 def translation_server(
-    translate: Callable, host: str = "127.0.0.1", port: int = 0
-) -> ThreadingHTTPServer:
-    """A server, listening but not yet answering; `serve_forever` does.
+    translate: Callable, host: str = "127.0.0.1", port: int = 0,
+    cors: Collection[str] = (),
+) -> "_TranslationServer":  # fmt: skip
+    """A server, listening but not yet answering; `serve_forever` does, or `serve`.
 
     Args:
         translate: Called with a list of lines and `tell`, as a Translator or a
             CTranslate2Model can be, from many threads at once; gives as many lines.
         host: Address to listen at; "0.0.0.0" is every network of the machine.
         port: Port; 0 takes a free one, `server_address` tells which.
+        cors: Origins whose pages may ask, such as "https://example.org"; "*" is any.
 
     Raises:
         OSError: If the port is taken, or there is none of this number; the message
             says what to do.
     """
     try:
-        return _TranslationServer((host, port), translate)
+        return _TranslationServer((host, port), translate, cors)
     except (OSError, OverflowError) as error:
         raise OSError(f"{host}:{port} cannot be listened at ({error}): give another "
                       "--port or --host.") from error  # fmt: skip
 
 # %% ../notebooks/22_export.ipynb #7de07a39
 class _TranslationServer(ThreadingHTTPServer):
-    """A thread for each connection, 500 at once and more; further ones wait in line.
+    """A thread for each connection, 800 at once; further ones wait in line.
 
     Args:
         address: Host and port.
         translate: As for translation_server.
+        cors: As for translation_server.
     """
 
     request_queue_size = 1024  # connections that wait until they are accepted
+    connections = 800  # that are accepted: many systems give a program 1,024 files
+    daemon_threads = False  # server_close waits for the answers
 
-    def __init__(self, address: tuple[str, int], translate: Callable):
-        self.translate = translate
+    def __init__(
+        self, address: tuple[str, int], translate: Callable, cors: Collection[str] = ()
+    ):
+        self.translate, self.host, self.cors = translate, address[0], cors
+        self.room = threading.BoundedSemaphore(self.connections)
+        self.begun: dict[socket.socket, bool] = {}  # connection: has a request begun?
         super().__init__(address, _TranslationHandler)
+
+    def serve(self) -> None:
+        """Answer until an exception such as KeyboardInterrupt comes, then close.
+
+        Connections are accepted in a thread of their own: a signal, which interrupts
+        the main thread, breaks none of them off. What has begun is answered.
+        """
+        ended = threading.Event()
+
+        def accept() -> None:
+            try:
+                self.serve_forever()
+            finally:
+                ended.set()
+
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            ended.wait()
+        finally:
+            if not ended.is_set():
+                self.shutdown()
+            self.server_close()
+
+    def get_request(self) -> tuple:
+        """Accept a connection; where files are used up, not again and again."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                time.sleep(0.2)
+            raise
+
+    def process_request(self, request, client_address) -> None:
+        """Start a thread, when there is room for one."""
+        self.room.acquire()
+        self.begun[request] = False
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request) -> None:
+        """Close a connection, and make room."""
+        if self.begun.pop(request, None) is not None:
+            self.room.release()
+        super().shutdown_request(request)
+
+    def read_no_more(self, idle: bool) -> None:
+        """Read what has arrived, and wait for no more; or of idle connections alone."""
+        for connection, begun in list(self.begun.items()):
+            if not (begun and idle):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RD)
+
+    def shutdown(self) -> None:
+        """Accept no more connections."""
+        self.read_no_more(idle=True)  # one of them may be waiting for room
+        super().shutdown()
+
+    def server_close(self) -> None:
+        """Answer who has asked, and close."""
+        with contextlib.suppress(OSError):  # when none is left
+            self.socket.setblocking(False)
+            while True:
+                self.process_request(*self.get_request())
+        self.read_no_more(idle=False)
+        super().server_close()
 
     def handle_error(self, request, client_address) -> None:
         """Say nothing of clients that leave in the middle of a request."""
@@ -76,13 +154,26 @@ class _TranslationHandler(BaseHTTPRequestHandler):
     copied or cut, where there is such. GET / says whether the server is ready.
     """
 
-    timeout = 60  # seconds that a byte of a request is waited for
+    timeout = 20  # seconds that a byte of a request is waited for
     server_version, sys_version = "transformer-lib", ""
 
     @property
     def place(self) -> str:
         """What is asked for, without what follows a question mark."""
         return self.path.partition("?")[0]
+
+    def parse_request(self) -> bool:
+        """Read the request's head; refuse what a page of another site could send."""
+        self.server.begun[self.connection] = True
+        if not super().parse_request():
+            return False
+        if why := _why_refused(self.headers, self.server.host, self.server.cors):
+            self.refuse(*why)
+        return not why
+
+    def do_OPTIONS(self) -> None:
+        """Tell a browser that a page of an allowed origin may ask."""
+        self.answer(200, {"status": "ready"}, Allow="GET, HEAD, POST, OPTIONS")
 
     def do_GET(self) -> None:
         """Say that the server is ready."""
@@ -141,6 +232,15 @@ class _TranslationHandler(BaseHTTPRequestHandler):
         body = json.dumps(content, ensure_ascii=False).encode()
         self.send_response(status)
         headers |= {"Content-Type": "application/json; charset=utf-8"}
+        headers |= {"X-Content-Type-Options": "nosniff"}
+        sent = getattr(self, "headers", None) or {}  # none where the head is no head
+        if self.server.cors and "Origin" in sent:
+            headers |= {
+                "Access-Control-Allow-Origin": sent["Origin"],
+                "Access-Control-Allow-Methods": "GET, POST",
+                "Access-Control-Allow-Headers": "Content-Type",
+                "Vary": "Origin",
+            }
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
         with contextlib.suppress(ConnectionError):
@@ -152,6 +252,41 @@ class _TranslationHandler(BaseHTTPRequestHandler):
 
 
 _NOT_FOUND = 404, {"error": "POST /translate, or GET / to see whether I am ready."}
+
+# %% ../notebooks/22_export.ipynb #2d4d253e
+def _why_refused(
+    headers, host: str, cors: Collection[str] = ()
+) -> tuple[int, dict] | None:
+    """Status and answer for a request by a foreign page; None for all others.
+
+    Args:
+        headers: Those of the request.
+        host: The address that the server was told to listen at.
+        cors: Origins that may ask.
+    """
+    name, origin = headers.get("Host"), headers.get("Origin")
+    if name is not None and not _is_own_name(name, host):
+        return 421, {"error": f"{name} is no name of this server: ask for the address "
+                              "that it was started with."}  # fmt: skip
+    if origin is not None and not {origin, "*"} & {*cors, f"http://{name}"}:
+        return 403, {"error": f"pages of {origin} may not ask: start the server with "
+                              f"--cors {origin}."}  # fmt: skip
+    return None
+
+
+def _is_own_name(name: str, host: str) -> bool:
+    """Whether a Host header names a server that listens at an address."""
+    try:
+        called = (urlsplit(f"//{name}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if called in ("localhost", "127.0.0.1", "::1", host.lower()):
+        return True
+    if host not in ("", "0.0.0.0", "::"):
+        return False
+    with contextlib.suppress(ValueError):  # at all addresses: any of them, by number
+        return bool(ipaddress.ip_address(called))
+    return called in (socket.gethostname().lower(), socket.getfqdn().lower())
 
 # %% ../notebooks/22_export.ipynb #586aa91c
 def _asked_texts(body: bytes) -> list[str]:
