@@ -224,6 +224,7 @@ def test_an_empty_file_to_validate_on_is_named(at, capsys):
 @pytest.mark.parametrize("words", [
     ["train", "small", "--run", ""], ["prepare", "--out", " ", "--corpus", "x"],
     ["translate", "run", "--output", ""], ["average", "run", "--out", ""],
+    ["train", "--run", "r", "--from", ""],
 ])  # fmt: skip
 def test_an_empty_name_is_not_the_current_folder(at, words, capsys):
     with pytest.raises(SystemExit):
@@ -513,6 +514,12 @@ def test_two_dashes_are_no_value_of_an_option(command, option, capsys):
 
 
 WRONG = {
+    "a row that holds no pair": (["train", "small", "--run", "r", "--set", "packed=1"],
+                                 "packed=1: must be 0, or the width of a row"),
+    "an update of all batches": (["train", "small", "--run", "r", "--set",
+                                  "accumulate=1000000000"], "from 1 to 10,000"),
+    "a billion threads": (["prepare", "--train", "train.en", "train.de", "--threads",
+                           "999999999999", "--out", "o"], "threads=999999999999"),
     "two settings in one": (["train", "small", "--run", "r", "--set",
                              "max_steps=1\nseed=3"], "give each a --set"),
     "a seed that is none": (["prepare", "--train", "train.en", "train.de", "--seed",

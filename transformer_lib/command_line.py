@@ -639,6 +639,11 @@ def _path_of(text: str) -> Path:
     return Path(text)
 
 
+def _name_of(text: str) -> str:
+    """A name or path that is not empty."""
+    return _path_of(text) and text
+
+
 def _count_of(text: str) -> int:
     """A number of things, of which there must be one.
 
@@ -762,7 +767,8 @@ def _fill_prepare(parser: argparse.ArgumentParser) -> None:
 
 def _add_start(parser: argparse.ArgumentParser, text: str) -> None:
     """The option that names a model to start from."""
-    parser.add_argument("--from", dest="start_from", metavar="MODEL", help=text)
+    parser.add_argument("--from", dest="start_from", type=_name_of, metavar="MODEL",
+                        help=text)
 
 
 def _fill_train(parser: argparse.ArgumentParser) -> None:

@@ -759,8 +759,11 @@ def _check_settings(settings: dict, threads: int | None) -> None:
     other = ("kind", "seed", "sample")
     numbers = {k: v for k, v in settings.items() if k not in other}
     for name, value in (numbers | {"threads": threads}).items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1.")
+        most = 1024 if name == "threads" else 10**9
+        if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+            raise ValueError(
+                f"{name}={value!r}: must be at least 1, at most {most:,}, and whole."
+            )
 
 
 def _found_prepared(folder: Path, corpus, settings: dict) -> Prepared:
