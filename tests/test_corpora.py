@@ -477,18 +477,19 @@ def test_what_can_be_read_once_only_is_refused(tmp_path):
 def test_columns(tmp_path):
     rows = "o1\ta\tA\no2\tb\tB\nbroken\no3\tc\tC\textra\no4\td\tD\n"
     path = write(tmp_path / "x.tsv", rows)
-    pairs, report = read(path, columns=(1, 2))
+    pairs, report = read(path, columns=(2, 3), bad="drop")
     assert pairs == [("a", "A"), ("b", "B"), ("d", "D")]
     assert report.lines == {"columns": [3, 4]}
-    assert read(path, columns=(2, 1))[0][0] == ("A", "a")
+    assert read(path, columns=(3, 2), bad="drop")[0][0] == ("A", "a")
+    assert read(path, bad="drop")[0] == pairs  # ids are no text
     with pytest.raises(ValueError, match="no line of 9 columns"):
-        stream_pairs(path, columns=(8, 1))
+        stream_pairs(path, columns=(9, 2))
     with pytest.raises(ValueError, match="no line with a tab"):
         stream_pairs(write(tmp_path / "y.txt", "no tab\nat all\n"))
 
 
 def broken(tmp_path, what):
-    content = "".join(f"{random.Random(i).random()}\t{i}\n" for i in range(9000))
+    content = "".join(f"No {random.Random(i).random()}\tN {i}\n" for i in range(9000))
     path = tmp_path / {"zip member": "x.zip/no.tsv", "page": "x.tsv"}.get(what, what)
     packed = {
         "half.gz": lambda: gzip.compress(content.encode())[:-3000],
@@ -564,7 +565,9 @@ def test_a_member_of_a_zip_with_several(tmp_path):
         ({"columns": (1,)}, "columns="),
         ({"columns": 1}, "columns="),
         ({"max_ratio": "3"}, "max_ratio='3'"),
-        ({"columns": (0, -1)}, "columns="),
+        ({"columns": (0, 1)}, "columns="),
+        ({"columns": (2, 2)}, "columns="),
+        ({"columns": ("", "de")}, "columns="),
     ],
 )
 def test_wrong_settings(settings, said, tmp_path):
@@ -591,9 +594,10 @@ def test_any_two_files_give_pairs_of_the_same_line(tmp_path_factory, rows, packe
         files.append(folder / f"x.{side}")
         files[-1].write_bytes(gzip.compress(content) if packed else content)
     try:
-        pairs, report = read(*files, max_ratio=1e9)
+        pairs, report = read(*files, max_ratio=1e9, bad="drop")
     except CorpusUnavailable as error:
-        assert re.search("web page|UTF-16|cut short|only UTF-8|read", str(error))
+        said = "web page|UTF-16|cut short|not UTF-8 text|not text|read|twice"
+        assert re.search(said, str(error))
         return
     assert report.total == len(rows)
     kept = iter(pairs)
@@ -701,6 +705,8 @@ def test_specs_that_are_none(spec, said):
 def test_no_pair_left(tmp_path):
     path = write(tmp_path / "x.tsv", "a\t\n\tb\n")
     with pytest.raises(ValueError, match="(?s)no pair is left.*one side empty"):
+        load_corpus({"train": path, "bad": "drop"})
+    with pytest.raises(ValueError, match="(?s)2 of 2 lines cannot.*one side empty"):
         load_corpus(path)
 
 

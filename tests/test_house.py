@@ -23,7 +23,7 @@ ROOMS = {
 LONG = set()
 ENTER_BACK = set()  # still import a back room
 EVERY_ROOM = "command_line"  # thin over all of them, and imports one when it is asked
-PUBLIC = 250  # names in the front rooms, together
+PUBLIC = 260  # names in the front rooms, together
 
 # Front rooms, and what each of them is about.
 IDEAS = {
@@ -37,8 +37,9 @@ IDEAS = {
     "files": "whole_file",
     "diagnosis": "Finding",
     "corpora": "load_corpus",
-    "text_files": "open_text",
     "downloads": "_find_file",
+    "text_files": "open_text",
+    "formats": "pair_rows",
     "grammar": "grammar_pair",
     "looking_inside": "watching",
     "heads": "most_attended",
@@ -82,8 +83,8 @@ LATE = {
 }
 DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}
 TEXT = {  # files, no page
-    "tokenizer", "downloads", "text_files", "corpora", "checkpoints", "runs",
-    "prepared", "wmt", "tree_tokens", "ablations",
+    "tokenizer", "downloads", "text_files", "formats", "corpora", "checkpoints",
+    "runs", "prepared", "wmt", "tree_tokens", "ablations",
 }  # fmt: skip
 SPEAKS_JSON = {"onnx_export", "marian", "ctranslate2_export", "server"}  # to others
 

@@ -301,12 +301,12 @@ def _lines_of(files: Iterable[Path]) -> Iterator[str]:
         ValueError: If standard input is closed.
         CorpusUnavailable: If something cannot be read, or is no text.
     """
-    from transformer_lib.text_files import text_lines
+    from transformer_lib.formats import side_lines
 
     for path in map(str, list(files) or ["-"]):
         name = "standard input" if path == "-" else path
         source = _standard_input() if path == "-" else path
-        lines = source if source is sys.stdin else text_lines(source, name, longest=-1)
+        lines = source if source is sys.stdin else side_lines(source, name)
         yield from _decoded(lines, name)
 
 

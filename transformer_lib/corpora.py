@@ -9,14 +9,12 @@ __all__ = ['SOURCES', 'Corpus', 'load_corpus', 'stream_corpus', 'held_out', 'Cle
 
 # %% ../notebooks/08_corpora.ipynb #5842fa22
 import hashlib
-import html
 import math
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, zip_longest
+from itertools import chain
 from pathlib import Path
 
 from transformer_lib.downloads import (
@@ -26,8 +24,16 @@ from transformer_lib.downloads import (
     _warn_of_version,
     unpack,
 )
+from transformer_lib.formats import (
+    _EMPTY,
+    _HEADER,
+    _TOO_LONG,
+    _UNEVEN,
+    _segments,
+    pair_rows,
+)
 from .grammar import grammar_split
-from .text_files import read_once_only, text_lines
+from .text_files import read_once_only
 
 # %% ../notebooks/08_corpora.ipynb #ab7a6b09
 @dataclass(frozen=True, repr=False)
@@ -122,6 +128,7 @@ def load_corpus(spec: str | Path | dict, split: str = "train") -> Corpus:
     pairs = list(_stream_files(files, split, report))
     if not pairs:
         raise ValueError(f"no pair is left for the {split} split. {report}")
+    report.check(files.get("bad", "few"))
     licence = files.get("licence", "not stated (a user's own files)")
     return Corpus(files["name"], split, pairs, licence, report.origin, report)
 
@@ -149,8 +156,12 @@ def held_out(sentence: str, share: float = 0.01) -> bool:
     All translations of one source sentence fall on the same side, so no validation
     source is seen in training.
     """
-    digest = hashlib.sha256(sentence.encode()).digest()
-    return int.from_bytes(digest[:4], "big") < share * 2**32
+    return _place_by_hash(sentence) < share * 2**32
+
+
+def _place_by_hash(sentence: str) -> int:
+    """A number below 2**32 that looks drawn at random, the same for equal text."""
+    return int.from_bytes(hashlib.sha256(sentence.encode()).digest()[:4], "big")
 
 
 def _part_of(
@@ -174,8 +185,8 @@ def _part_of(
             report.shared += 1
 
 # %% ../notebooks/08_corpora.ipynb #e53dd60d
-_UNEVEN, _NOT_UTF8, _COLUMNS = "line without a partner", "not UTF-8", "columns"
-_EMPTY, _TOO_LONG, _RATIO = "one side empty", "too long", "length ratio"
+_NOT_UTF8, _RATIO = "not UTF-8", "length ratio"
+_FILTERS = {_TOO_LONG, _RATIO, _HEADER, _UNEVEN}  # left out, though it can be read
 
 
 @dataclass
@@ -191,6 +202,7 @@ class CleaningReport:
         show: How many line numbers are kept for each reason.
         shared: Of the pairs kept, those left out of training because they share a
             target with a held-out pair.
+        first: The first pair that was kept.
     """
 
     files: str = ""
@@ -200,6 +212,7 @@ class CleaningReport:
     lines: dict[str, list[int]] = field(default_factory=dict)
     show: int = 5
     shared: int = 0
+    first: tuple[str, str] | None = None
 
     def drop(self, reason: str, line: int) -> None:
         """Count a dropped line."""
@@ -207,6 +220,33 @@ class CleaningReport:
         first = self.lines.setdefault(reason, [])
         if len(first) < self.show:
             first.append(line)
+
+    @property
+    def unreadable(self) -> int:
+        """Lines dropped for another reason than a filter's: they cannot be read."""
+        return sum(n for why, n in self.dropped.items() if why not in _FILTERS)
+
+    def check(self, bad: str = "few") -> None:
+        """Warn where over 1 % of the lines cannot be read.
+
+        Raises:
+            ValueError: If over a fifth cannot, and bad is not "drop".
+        """
+        share = self.unreadable / max(1, self.total)
+        if share > 0.2 and bad != "drop":
+            raise ValueError(
+                f"{self.unreadable:,} of {self.total:,} lines cannot be read: that is "
+                f"a fault of the file, not of a few lines.\n{self}\nTo leave them out "
+                "all the same: --bad drop (in Python: bad='drop')."
+            )
+        if share > 0.01:
+            warnings.warn(f"{share:.0%} of lines cannot be read. {self}", stacklevel=3)
+
+    def record(self) -> dict:
+        """What is said of it in a stored result."""
+        return {"files": self.files, "read": self.total, "kept": self.kept,
+                "left_out": dict(self.dropped), "first_lines": dict(self.lines),
+                "shared_target": self.shared}  # fmt: skip
 
     @property
     def origin(self) -> str:
@@ -244,10 +284,10 @@ def stream_pairs(
     source: str | Path,
     target: str | Path | None = None,
     *,
-    bad: str = "drop",
+    bad: str = "few",
     max_ratio: float = 4.0,
     max_words: float = 250,
-    columns: tuple[int, int] = (0, 1),
+    columns: Sequence[int | str] | None = None,
     uneven: str = "refuse",
     report: CleaningReport | None = None,
 ) -> Iterator[tuple[str, str]]:
@@ -257,14 +297,16 @@ def stream_pairs(
     pair is ever shifted.
 
     Args:
-        source: File of source lines, or of lines with tabs: plain, .gz, .xz, or .zip.
-        target: File of target lines; None if source has both columns.
-        bad: "drop" leaves out lines that cannot be used and counts them; "refuse"
-            stops at the first.
+        source: File of source lines, or of pairs, as for pair_rows; packed or not.
+        target: File of target lines; None if source has both sides.
+        bad: What to do with lines that cannot be read (their encoding, their columns,
+            an empty side): "few" leaves out and counts them, but refuses the text at
+            its end if they are over a fifth; "drop" leaves out any number; "refuse"
+            stops at the first line that is not used.
         max_ratio: How many times longer one side may be, in characters, with ten
             added to both (short sentences differ a lot); math.inf turns it off.
         max_words: Longest side, in words; math.inf turns it off.
-        columns: Which columns hold source and target, from 0.
+        columns: Which columns hold source and target, as for pair_rows.
         uneven: "refuse" two files with different numbers of lines, or "drop" the
             surplus at the end of the longer one.
         report: Filled in while the pairs are read. Without it, a warning tells at
@@ -278,16 +320,20 @@ def stream_pairs(
             cannot be used and bad="refuse"; at the call or while iterating.
         CorpusUnavailable: If a file is missing, cut short, or damaged.
     """
-    for name, value in ("bad", bad), ("uneven", uneven):
-        if value not in ("drop", "refuse"):
-            raise ValueError(f"{name}={value!r}: must be 'drop' or 'refuse'.")
+    if bad not in ("few", "drop", "refuse"):
+        raise ValueError(f"bad={bad!r}: must be 'few', 'drop' or 'refuse'.")
+    if uneven not in ("drop", "refuse"):
+        raise ValueError(f"uneven={uneven!r}: must be 'drop' or 'refuse'.")
     for name, value in ("max_ratio", max_ratio), ("max_words", max_words):
         if not isinstance(value, int | float) or not value >= 1:
             raise ValueError(f"{name}={value!r}: must be a number, at least 1.")
-    columns = columns if isinstance(columns, list | tuple) else [columns]
-    numbers = [c for c in columns if isinstance(c, int) and c >= 0]
-    if len(numbers) != 2 or len(columns) != 2:
-        raise ValueError(f"columns={columns}: must be two numbers from 0 on.")
+    if columns is not None:
+        asked = columns if isinstance(columns, list | tuple) else [columns]
+        good = [c for c in asked if c and isinstance(c, str) or c in range(1, 10_000)]
+        if len(asked) != 2 or good != list(asked) or good[0] == good[1]:
+            raise ValueError(
+                f"columns={columns!r}: must be two numbers from 1 on, or two names."
+            )
     names = [source] if target is None else [source, target]
     for path in names:
         if read_once_only(path):
@@ -295,10 +341,7 @@ def stream_pairs(
                 f"{path} is a pipe or a device and can be read only once, but a text "
                 "is read several times: write it to a file first."
             )
-    if target is None:
-        rows = _one_file(source, columns)
-    else:
-        rows = _two_files(source, target, uneven)
+    rows = pair_rows(source, target, columns, uneven)
     first = next(rows, None)  # so that a missing file is noticed at once
     rows = chain([first] if first else [], rows)
     quiet, report = report is not None, report or CleaningReport()
@@ -321,77 +364,34 @@ def _clean(
             try:
                 pair = _decode_side(a), _decode_side(b)
                 reason = _judge(*pair, max_ratio, max_words)
-            except UnicodeDecodeError:
+            except UnicodeError:
                 reason = _NOT_UTF8
             except OverflowError:
                 reason = _TOO_LONG
         if not reason:
             report.kept += 1
+            report.first = report.first or pair
             yield pair
-        elif bad == "refuse":
+        elif bad == "refuse" and reason != _HEADER:
             raise ValueError(
                 f"{report.files}, line {line:,}: {reason}. bad='drop' leaves out "
                 "such lines and counts them."
             )
         else:
             report.drop(reason, line)
+    if bad == "few" and report.unreadable > 0.2 * report.total:
+        report.check(bad)
     if report.dropped and not quiet:
         warnings.warn(str(report), stacklevel=2)
 
 
-def _decode_side(line: bytes | None) -> str:
+def _decode_side(line: bytes | str | None) -> str:
     """A line as text; raises OverflowError for one that was too long to keep."""
     if line is None:
         raise OverflowError
+    if isinstance(line, str):
+        line = line.encode()  # fails where bytes were no UTF-8
     return line.decode()
-
-# %% ../notebooks/08_corpora.ipynb #96ad5ce4
-def _two_files(source: str | Path, target: str | Path, uneven: str) -> Iterator:
-    """(line number, source line, target line, reason) from two files of lines.
-
-    Raises:
-        ValueError: If they have different numbers of lines and uneven="refuse".
-    """
-    sides = source, target
-    counts = [sum(1 for _ in text_lines(path)) for path in sides]
-    if counts[0] != counts[1] and uneven == "refuse":
-        raise ValueError(_uneven_files(sides, counts))
-    both = zip_longest(*map(text_lines, sides), fillvalue="")
-    for n, (a, b) in enumerate(both, 1):
-        yield n, a, b, _UNEVEN if a == "" or b == "" else ""
-
-
-def _uneven_files(sides: Sequence, counts: Sequence[int]) -> str:
-    """What is wrong with two files that have different numbers of lines."""
-    return (
-        f"{sides[0]} has {counts[0]:,} lines and {sides[1]} has {counts[1]:,}: from "
-        f"line {min(counts) + 1:,} on there is no partner. But where a line is missing "
-        "before, all pairs after it are wrong, so nothing was read. Find "
-        "the missing lines; or, if the longer file has them at its end, drop them "
-        "with uneven='drop' (on the command line: --uneven drop)."
-    )
-
-
-def _one_file(path: str | Path, columns: Sequence[int]) -> Iterator:
-    """(line number, source column, target column, reason) from a file with tabs.
-
-    How many columns a line must have, most of the first hundred lines tell.
-    """
-    first = list(islice(text_lines(path), 100))
-    widths = Counter(line.count(b"\t") + 1 for line in first if line)
-    widths = [n for n, _ in widths.most_common() if n > max(columns)]
-    if not widths:
-        raise ValueError(
-            f"{path} has no line with a tab in it" if max(columns) < 2 else
-            f"{path} has no line of {max(columns) + 1} columns"
-        )  # fmt: skip
-    for n, line in enumerate(text_lines(path), 1):
-        row = line.split(b"\t") if line else [line]
-        if len(row) == widths[0]:
-            yield n, row[columns[0]], row[columns[1]], ""
-        else:
-            reason = _TOO_LONG if line is None else _COLUMNS if line else _EMPTY
-            yield n, None, None, reason
 
 # %% ../notebooks/08_corpora.ipynb #1418bbdd
 def _user_files(spec: str | Path | dict) -> dict:
@@ -444,10 +444,38 @@ def _stream_files(
     if "valid" in table or split == "test":
         return pairs
     share, targets = table["share"], set()
-    if split == "train" and share:  # one more reading, to know what is held out
+    if share:  # one more reading, to know what is held out
         again = stream_pairs(*files, report=CleaningReport(), **settings)
-        targets = {target for source, target in again if held_out(source, share)}
+        share, targets = _held_back(again, share, split == "valid")
     return _part_of(pairs, split == "valid", targets, share, report)
+
+
+def _held_back(
+    pairs: Iterable[tuple[str, str]], share: float, soon: bool
+) -> tuple[float, set[str]]:
+    """The share of a text to hold out, and the targets of the pairs in it.
+
+    In a small text no sentence may fall to the share: then it is made so large that
+    the first by its hash does, if there is another sentence to train on.
+
+    Args:
+        pairs: All pairs, as a stream.
+        share: What was asked for.
+        soon: Whether to stop at the first pair that is held out, without its targets.
+    """
+    targets, lowest = set(), {}
+    for source, target in pairs:
+        if held_out(source, share):
+            targets.add(target)
+            if soon:
+                break
+        elif not targets:
+            place = _place_by_hash(source)
+            lowest = {**lowest, place: lowest.get(place, set()) | {target}}
+            lowest = {place: lowest[place] for place in sorted(lowest)[:2]}
+    if targets or len(lowest) < 2:
+        return share, targets
+    return (min(lowest) + 1) / 2**32, lowest[min(lowest)]
 
 # %% ../notebooks/08_corpora.ipynb #725ee7e4
 _ANKI = "https://www.manythings.org/anki"
@@ -552,23 +580,7 @@ def _read_pairs(text: str, name: str) -> list[tuple[str, str]]:
 # %% ../notebooks/08_corpora.ipynb #33b1e099
 def _read_segments(text: str) -> dict[tuple[str, str], str]:
     """(document, segment) -> sentence, from the SGML of a WMT test set."""
-    segments, document = {}, ""
-    tags = re.compile(
-        r"<doc\b([^>]*)>|<seg\b([^>]*)>(.*?)</seg>", re.DOTALL | re.IGNORECASE
-    )
-    for match in tags.finditer(text):
-        if match[1] is not None:
-            document = _attribute(match[1], "docid")
-        else:
-            key = document, _attribute(match[2], "id")
-            segments[key] = " ".join(html.unescape(match[3]).split())
-    return segments
-
-
-def _attribute(tag: str, name: str) -> str:
-    """The value of an attribute in a tag, or an empty text."""
-    match = re.search(rf"""\b{name}\s*=\s*["']([^"']*)["']""", tag, re.IGNORECASE)
-    return match[1] if match else ""
+    return {row[1:3]: row[3] for row in _segments(text)}
 
 
 def _source_pairs(source: Source, content: bytes, name: str) -> list[tuple[str, str]]:

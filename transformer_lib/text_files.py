@@ -79,7 +79,7 @@ def open_text(source: str | Path | BinaryIO, name: str = "") -> BinaryIO:
 def open_packed(source: str | Path | BinaryIO, name: str = "") -> BinaryIO:
     """As open_text, for content of any kind: it is unpacked, but not looked at."""
     if not isinstance(source, str | Path):
-        return _unpacked(source, Path(name))
+        return _unpacked(source, Path(name), opened=True)
     path, member = _split_member(Path(source).expanduser())
     try:
         file = open(path, "rb")
@@ -99,7 +99,11 @@ def read_once_only(path: str | Path) -> bool:
 
 
 def _unpacked(
-    file: BinaryIO, path: Path, member: str = "", reopen: bool = False
+    file: BinaryIO,
+    path: Path,
+    member: str = "",
+    reopen: bool = False,
+    opened: bool = False,
 ) -> BinaryIO:
     """A file of bytes as what is packed in it, or as it is; told by its first bytes.
 
@@ -108,17 +112,19 @@ def _unpacked(
         path: What to call it.
         member: The file to read from a .zip.
         reopen: Whether what is packed is opened by its path, and closed with it.
+        opened: Whether somebody else has opened it, so that its name tells nothing.
 
     Raises:
         CorpusUnavailable: If its name says something else, or it is a tar archive.
     """
     file = file if hasattr(file, "peek") else io.BufferedReader(file)
     start, suffix = file.peek(512)[:512], path.suffix.lower().lstrip(".")
-    kind, opened = next((k for m, k in _PACKED.items() if start.startswith(m)), ("", 0))
+    kind, reader = next((k for m, k in _PACKED.items() if start.startswith(m)), ("", 0))
     if start.startswith(_ZIP):
         kind = "zip"
     problem = ""
-    if suffix in ("tgz", "tar") or ".tar." in path.name.lower() or (
+    suffix, name = ("", "") if opened else (suffix, path.name.lower())
+    if suffix in ("tgz", "tar") or ".tar." in name or (
         start[257:262] == b"ustar"
     ):  # fmt: skip
         problem = "is a tar archive; unpack it first"
@@ -135,7 +141,7 @@ def _unpacked(
         raise CorpusUnavailable(f"{path} {problem}.")
     if kind == "zip":
         return _open_member(file, path, member)
-    return opened(file)  # not buffered once more: a pipe's lines come as they are
+    return reader(file)  # not buffered once more: a pipe's lines come as they are
 
 
 def _why_no_text(start: bytes) -> str:
