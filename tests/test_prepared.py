@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -285,7 +287,8 @@ def test_prepare_writes_what_tokenize_pairs_gives(text, prepared):
             assert isinstance(a, np.memmap) and a.dtype == b.dtype
             assert np.array_equal(a, b)
     sides = [side for pair in corpora[0].pairs for side in pair]
-    assert done.tokenizer.model == Tokenizer.train(sides, 300).model
+    learned = Tokenizer.train(sides, 300, normalize="nfc")
+    assert done.tokenizer.model == learned.model
     assert done.data["sha256"] == corpora[0].sha256
     assert done.data["train_pairs"] == len(corpora[0]) and "mine" in done.data["origin"]
     assert done.data["train_pairs"] + done.data["valid_pairs"] == 2000
@@ -299,7 +302,8 @@ def test_prepare_takes_a_sample_of_the_pairs(text, tmp_path):
     assert np.array_equal(done.train.tgt, wanted.tgt) and len(done.train) == 100
     assert len(done.valid) == len(corpora[1])
     sides = [side for pair in some for side in pair]
-    assert done.tokenizer.model == Tokenizer.train(sides, 300).model
+    learned = Tokenizer.train(sides, 300, normalize="nfc")
+    assert done.tokenizer.model == learned.model
     with pytest.raises(ValueError, match="max_pairs is 100, asked for is 99"):
         prepare(text, tmp_path / "a", 300, max_pairs=99)
 
@@ -388,14 +392,37 @@ def test_other_settings_are_refused(changes, said, text, prepared):
     assert snapshot(prepared) == before
 
 
-def test_a_text_that_has_changed_is_noticed(tmp_path):
+def test_a_text_that_has_changed_is_prepared_anew(tmp_path):
+    """Also one of the same size: its checksum tells."""
     text = write_text(tmp_path / "mine.tsv", 500)
     prepare(text, tmp_path / "data", vocab_size=300)
-    write_text(tmp_path / "mine.tsv", 501)
-    with pytest.raises(ValueError, match="mine.tsv had .* bytes and has .* now"):
+    content = (tmp_path / "mine.tsv").read_text()
+    changed = content.swapcase()
+    assert len(changed.encode()) == len(content.encode()) and changed != content
+    for now, kept in (changed, 500), (content + content, 1000):
+        (tmp_path / "mine.tsv").write_text(now)
+        with pytest.warns(UserWarning, match="mine.tsv has changed: .* is made anew"):
+            done = prepare(text, tmp_path / "data", vocab_size=300)
+        assert done.data["first_pair"][0] == now.split("\t")[0]
+        assert done.data["cleaning"].startswith(f"mine.tsv: kept {kept:,} of")
+        before = snapshot(tmp_path / "data")
         prepare(text, tmp_path / "data", vocab_size=300)
+        assert snapshot(tmp_path / "data") == before
     os.unlink(text)  # without the text, what was made of it can still be used
     assert len(prepare(text, tmp_path / "data", vocab_size=300).train) > 400
+
+
+def test_a_packed_text_that_has_changed_is_prepared_anew(tmp_path):
+    text = write_text(tmp_path / "mine.tsv", 500)
+    content = (tmp_path / "mine.tsv").read_text()
+    inside = str(tmp_path / "mine.zip" / "a.tsv")
+    for now in (content, content.swapcase()):
+        with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
+            archive.writestr("a.tsv", now)
+        with warnings.catch_warnings(record=True):
+            done = prepare(inside, tmp_path / "data", vocab_size=300)
+        assert done.data["first_pair"][0] == now.split("\t")[0]
+    assert text
 
 
 def test_a_folder_of_other_files_is_left_alone(text, tmp_path):
@@ -554,6 +581,128 @@ def test_impossible_settings(changes, text, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_more_threads_than_any_machine_has(text, tmp_path):
+    with pytest.raises(ValueError, match="threads=999999999999: must be at least 1, at most 1,024"):
+        prepare(text, tmp_path / "data", threads=999_999_999_999)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_small_text_leaves_a_pair_to_validate_on(count, tokenizer, tmp_path):
+    lines = "".join(f"a dog {i}\tein Hund {i}\n" for i in range(count))
+    (tmp_path / "mine.tsv").write_text(lines, encoding="utf-8")
+    said = f"only 1 of {count} pairs are held out .*--valid.*--share"
+    with pytest.warns(UserWarning, match=said):
+        done = prepare(tmp_path / "mine.tsv", tmp_path / "data", tokenizer=tokenizer)
+    assert (len(done.train), len(done.valid)) == (count - 1, 1)
+
+
+def test_many_lines_that_cannot_be_read(tmp_path):
+    good = write_text(tmp_path / "mine.tsv", 300)
+    content = (tmp_path / "mine.tsv").read_text()
+    (tmp_path / "mine.tsv").write_text(content + "no tab\n" * 10)
+    with pytest.warns(UserWarning, match="3% of lines cannot be read"):
+        prepare(good, tmp_path / "data", vocab_size=300)
+    (tmp_path / "mine.tsv").write_text(content + "no tab\n" * 100)
+    with pytest.raises(ValueError, match="(?s)100 of 400 lines cannot be.*columns"):
+        prepare(good, tmp_path / "other", vocab_size=300)
+    assert not (tmp_path / "other").exists()
+    table = {"train": good, "bad": "drop"}
+    with pytest.warns(UserWarning, match="25% of lines"):
+        assert len(prepare(table, tmp_path / "other", vocab_size=300).train) > 250
+
+
+SCRIPTS = {
+    "Chinese": ("你好，世界？是的！（真的）", "我去，你呢；好：坏。"),
+    "Japanese": ("「はい」、そうです。〜", "ｶﾀｶﾅ　と　カタカナ"),
+    "Persian": ("کتاب\u200cها را می\u200cخرد؟", "سیب\u200cهای سرخ، خانه"),
+    "Hindi": ("क्\u200dष और क्\u200cष।", "यह घर है॥"),
+    "French": ("Vraiment\u202f? «\u00a0Oui\u00a0»…", "L’œuvre n° 5½"),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("given", [None, "nfc"])
+def test_own_text_comes_back_as_it_was_written(script, given, tmp_path):
+    one, two = SCRIPTS[script]
+    pairs = [(f"A dog {i}.", f"{i} {one} {two}") for i in range(99)]
+    lines = "".join("\t".join(pair) + "\n" for pair in pairs)
+    (tmp_path / "mine.tsv").write_text(lines, encoding="utf-8")
+    spec = {"train": tmp_path / "mine.tsv", "share": 0.1, "max_ratio": 99}
+    done = prepare(spec, tmp_path / "data", 340, normalize=given)
+    again = Tokenizer.load(tmp_path / "data" / "tokenizer.model")
+    assert done.data["settings"]["normalize"] == "nfc"
+    for line in SCRIPTS[script]:
+        for tokenizer in (done.tokenizer, again):
+            assert tokenizer.decode(tokenizer.encode(line)) == line
+    with pytest.raises(ValueError, match="normalize is 'nfc', asked for is None"):
+        prepare(spec, tmp_path / "data", 340, normalize="nmt_nfkc")
+
+
+def test_known_corpora_keep_the_rule_of_their_results(tokenizer, tmp_path):
+    done = prepare("grammar-en-de", tmp_path / "data", 400)
+    assert "normalize" not in done.data["settings"]
+    said = done.tokenizer.decode(done.tokenizer.encode("ｗｉｄｅ，"))
+    assert said == "wide,"
+    with pytest.raises(ValueError, match="normalize='nfc': the tokenizer"):
+        prepare("grammar-en-de", tmp_path / "x", tokenizer=tokenizer, normalize="nfc")
+
+
+@pytest.mark.parametrize("name", ["src", "src_offsets"])
+@pytest.mark.parametrize("value", [-1, 299_999, 60_000])
+def test_numbers_out_of_range_with_right_checksums(name, value, text, tmp_path):
+    folder = tmp_path / "data"
+    prepare(text, folder, vocab_size=300)
+    path = folder / "train" / f"{name}.npy"
+    array = np.load(path)
+    array[3] = np.array(value).astype(array.dtype)
+    np.save(path, array)
+    data = json.loads((folder / "data.json").read_text())
+    data["files"][f"train/{name}.npy"] = room._file_record(path)
+    data["checksum"] = room._data_checksum(data)
+    (folder / "data.json").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="ids from|do not fit together"):
+        Prepared.load(folder)
+
+
+def test_all_is_on_the_disk_before_it_gets_its_name(text, tmp_path, monkeypatch):
+    """Each file and folder is synced before the renaming, what it is in after it."""
+    done, real, move = [], os.fsync, os.replace
+
+    def note(handle):
+        done.append(os.readlink(f"/proc/self/fd/{handle}"))
+        real(handle)
+
+    def renamed(old, new):
+        done.append(("renamed", str(new)))
+        move(old, new)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", renamed)
+    prepare(text, tmp_path / "data", vocab_size=300)
+    at = done.index(("renamed", str(tmp_path / "data")))
+    before = {str(path).split("/new/")[-1] for path in done[:at]}
+    for path in (tmp_path / "data").rglob("*"):
+        assert str(path.relative_to(tmp_path / "data")) in before
+    assert str(tmp_path) in done[at:]
+
+
+def test_what_a_killed_prepare_left_is_swept_by_the_next(text, tmp_path):
+    for done in (False, True):
+        if done:
+            prepare(text, tmp_path / "data", vocab_size=300)
+        for name in ("data", "other"):
+            part = tmp_path / f".{name}.part"
+            part.mkdir()
+            (part / room._MARK).touch()
+            (part / "new").mkdir()
+        prepare(text, tmp_path / "data", vocab_size=300)
+        assert not (tmp_path / ".data.part").exists()
+        assert (tmp_path / ".other.part").exists()  # somebody else's
+        shutil.rmtree(tmp_path / ".other.part")
+        shutil.rmtree(tmp_path / "data")
+
+
 def test_nothing_left_for_a_split_is_said(tokenizer, tmp_path):
     (tmp_path / "mine.tsv").write_text("a dog\tein Hund\n" * 9, encoding="utf-8")
     with pytest.raises(ValueError, match="no pair is left for the"):
@@ -643,7 +792,7 @@ def test_damage_is_noticed_by_prepare(text, prepared):
         prepare(text, prepared, vocab_size=300)
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 9, 10, 12])
+@pytest.mark.parametrize("after", [0, 1, 5, 9, 12, 20, 99])
 def test_a_disk_that_fills_up_is_said_and_leaves_nothing(
     after, text, tmp_path, monkeypatch
 ):
@@ -662,7 +811,7 @@ def test_a_disk_that_fills_up_is_said_and_leaves_nothing(
     write = _PairWriter.append
     monkeypatch.setattr(room.os, "fsync", fsync)
     monkeypatch.setattr(_PairWriter, "append", append)
-    if after < 10:
+    if after < 99:
         with pytest.raises(OSError, match="data could not be .*No space.*Free"):
             prepare(text, tmp_path / "data", vocab_size=300)
         assert not list(tmp_path.iterdir())

@@ -526,7 +526,6 @@ def _same_names(
              or word[0].isupper() and len(word) > 2 and word.lower() not in common)
     ]  # fmt: skip
 
-
 # %% ../notebooks/10_batches.ipynb #10a00004
 def _letters_after(names: Sequence[str]) -> dict[str, list[str]]:
     """What follows each two letters in some names; ^ is before a name, $ after it."""
@@ -557,7 +556,6 @@ def _made_up(word: str, after: dict[str, list[str]], rng: random.Random) -> str:
             return name.capitalize()
     capitals = "ABCDEFGHIJKLMNOPQRTUVWY"
     return "".join(rng.choices(capitals, k=rng.randint(2, 4)))
-
 
 # %% ../notebooks/10_batches.ipynb #10a00006
 def _rename_pairs(

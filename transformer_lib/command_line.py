@@ -151,7 +151,10 @@ def _run_prepare(asked: argparse.Namespace) -> None:
         _corpus_asked(asked, "train"), asked.out, vocab_size=asked.vocab_size,
         kind=asked.kind, max_length=asked.max_length, tokenizer=tokenizer,
         seed=asked.seed, threads=asked.threads, show=sys.stderr.isatty(),
+        normalize=asked.normalize,
     )  # fmt: skip
+    if done.data.get("first_pair"):
+        print("first pair: {!r} -> {!r}".format(*done.data["first_pair"]))
     if done.data.get("cleaning"):
         print(done.data["cleaning"])
     for split in ("train", "valid"):
@@ -187,7 +190,10 @@ def _corpus_asked(asked: argparse.Namespace, needed: str) -> str | dict:
                 f"--{split} was given {len(paths)} files; give one file of pairs, or "
                 "two files, the source's first."
             )
-    return spec | {"bad": asked.bad, "uneven": asked.uneven}
+    spec |= {"bad": asked.bad, "uneven": asked.uneven}
+    if asked.columns:
+        spec["columns"] = asked.columns
+    return spec | ({"share": asked.share} if getattr(asked, "share", None) else {})
 
 # %% ../notebooks/18_command_line.ipynb #c3d4195f
 def _settings_asked(assignments: Iterable[str]) -> dict:
@@ -644,6 +650,20 @@ def _name_of(text: str) -> str:
     return _path_of(text) and text
 
 
+def _columns_of(text: str) -> list[int | str]:
+    """Two columns, by their numbers from 1 on or by their names.
+
+    Raises:
+        argparse.ArgumentTypeError: If they are not two.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names) or "0" in names:
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be two columns, such as 2,4 (from 1 on) or en,de"
+        )
+    return [int(name) if name.isdecimal() else name for name in names]
+
+
 def _count_of(text: str) -> int:
     """A number of things, of which there must be one.
 
@@ -654,6 +674,18 @@ def _count_of(text: str) -> int:
         if (count := int(text)) > 0:
             return count
     raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
+
+
+def _share_of(text: str) -> float:
+    """A part of a text.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is no number between 0 and 1.
+    """
+    with contextlib.suppress(ValueError):
+        if 0 < (share := float(text)) < 1:
+            return share
+    raise argparse.ArgumentTypeError(f"{text}: must be a number between 0 and 1")
 
 
 def _minutes_of(text: str) -> float:
@@ -673,13 +705,16 @@ def _add_corpus(parser: argparse.ArgumentParser, splits: Iterable[str]) -> None:
     parser.add_argument("--corpus", metavar="NAME",
                         help="a corpus that is known, such as tatoeba-en-de")
     for split in ("train", "valid", "test"):
-        text = f"{split} text: SOURCE TARGET, or one file of tab-separated pairs"
+        text = f"{split} text: SOURCE TARGET, or one file of pairs"
         parser.add_argument(
             f"--{split}", nargs="+", metavar="FILE",
             help=text if split in splits else argparse.SUPPRESS,
         )  # fmt: skip
-    parser.add_argument("--bad", choices=("drop", "refuse"), default="drop",
-                        help="lines that cannot be used: drop and count, or refuse")
+    parser.add_argument("--columns", type=_columns_of, metavar="SOURCE,TARGET",
+                        help="which columns of one file: 2,4 or names such as en,de")
+    parser.add_argument("--bad", choices=("few", "drop", "refuse"), default="few",
+                        help="lines that cannot be read: leave out and count a few (up "
+                        "to a fifth of the text), drop any number, or refuse the first")
     parser.add_argument("--uneven", choices=("refuse", "drop"), default="refuse",
                         help="more lines in one file than in the other")
 
@@ -759,6 +794,12 @@ def _fill_prepare(parser: argparse.ArgumentParser) -> None:
                         help="how the pieces are learned (bpe)")
     parser.add_argument("--max-length", type=int, default=128, metavar="N",
                         help="longest side of a pair, in pieces (128)")
+    parser.add_argument("--share", type=_share_of, metavar="X",
+                        help="part of the text to validate on without --valid (0.01)")
+    parser.add_argument("--normalize", metavar="RULE",
+                        choices=("nmt_nfkc", "nfkc", "nfc", "identity"),
+                        help="nmt_nfkc, nfkc, nfc or identity, done to all text (nfc, "
+                        "which keeps punctuation; known corpora: nmt_nfkc)")
     _add_start(parser, "take the pieces of this model, to train on from it")
     parser.add_argument("--threads", type=int, metavar="N",
                         help="threads that tokenize (all cores)")

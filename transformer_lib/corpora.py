@@ -242,12 +242,6 @@ class CleaningReport:
         if share > 0.01:
             warnings.warn(f"{share:.0%} of lines cannot be read. {self}", stacklevel=3)
 
-    def record(self) -> dict:
-        """What is said of it in a stored result."""
-        return {"files": self.files, "read": self.total, "kept": self.kept,
-                "left_out": dict(self.dropped), "first_lines": dict(self.lines),
-                "shared_target": self.shared}  # fmt: skip
-
     @property
     def origin(self) -> str:
         """Files and what was dropped, in one line."""

@@ -28,7 +28,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
@@ -37,6 +37,8 @@ from transformer_lib.files import (
     _ensure_writable,
     _finish_file,
     claimed,
+    leftovers,
+    sync,
     whole_file,
 )
 
@@ -123,6 +125,24 @@ _DAMAGE = (zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error, EOF
           OSError, NotImplementedError)  # fmt: skip
 
 
+_MOST = 1 << 29  # bytes of an unpacked file; those that are known have 60 million
+
+
+def _bounded(file: BinaryIO) -> bytes:
+    """All that is packed in a file, unless that is too much for any corpus.
+
+    Raises:
+        OSError: If it is, as in an archive that was made to fill the memory.
+    """
+    parts, size = [], 0
+    while part := file.read(1 << 24):
+        parts.append(part)
+        size += len(part)
+        if size > _MOST:
+            raise OSError(f"it unpacks to more than {_MOST >> 20} MiB")
+    return b"".join(parts)
+
+
 def unpack(content: bytes, name: str, member: str = "") -> str:
     """The text in a .zip (its member xxx.txt), .tgz, .gz, .xz or plain file.
 
@@ -141,15 +161,18 @@ def unpack(content: bytes, name: str, member: str = "") -> str:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 names = archive.namelist()
                 one = [n for n in names if re.fullmatch(r"[a-z]{3}\.txt", n)][0]
-                content = archive.read(one)  # compares its checksum, too
+                content = _bounded(archive.open(one))  # compares its checksum, too
         elif content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
+            content = _bounded(gzip.open(io.BytesIO(content)))
         elif content.startswith(b"\xfd7zXZ"):
-            content = lzma.decompress(content)
+            content = _bounded(lzma.open(io.BytesIO(content)))
         if member:
             with tarfile.open(fileobj=io.BytesIO(content)) as archive:
                 names = archive.getnames()
-                content = archive.extractfile(archive.getmember(member)).read()
+                info = archive.getmember(member)
+                if not info.isfile():
+                    raise tarfile.TarError(f"{member} in it is no file")
+                content = archive.extractfile(info).read()
         return content.decode("utf-8")
     except (IndexError, KeyError):
         reason = f"holds no file like {member or 'deu.txt'}, but {names[:9]}"
@@ -369,6 +392,8 @@ def _fetch_file(
     folder.mkdir(parents=True, exist_ok=True)
     path, turn = folder / source.filename, folder / f"{source.filename}.lock"
     with claimed(turn, wait=True):
+        for old in leftovers(folder, source.filename, f"{source.filename}.part.json"):
+            old.unlink(missing_ok=True)  # of a process that was killed at this file
         try:
             if path.is_file():  # another process has fetched it meanwhile
                 return check(path)
@@ -394,6 +419,7 @@ def _fetch_checked(
             with open(part.path, "ab") as file:
                 _finish_file(file)
             os.replace(part.path, path)
+            sync(path.parent)
             part.remove()
             return found
 

@@ -358,7 +358,8 @@ def _tokenizer_data(tokenizer: Tokenizer) -> tuple[dict, bytes]:
         "unknown_text": trainer.unk_surface,
     }
     data |= {name: getattr(normalizer, name) for name in names}
-    return data, normalizer.precompiled_charsmap
+    no_rules = bytes([4, *7 * [0]])  # a trie of one unit, and no texts
+    return data, normalizer.precompiled_charsmap or no_rules
 
 # %% ../notebooks/22_export.ipynb #9b3ac0a3
 def _manifest_of(

@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import stat
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ from transformer_lib.corpora import (
     load_corpus,
     stream_corpus,
 )
-from .files import NotWritten
+from .files import NotWritten, sync
+from .text_files import _split_member
 from .tokenizer import Tokenizer
 
 try:
@@ -75,12 +77,14 @@ def prepare(
     max_pairs: int | None = None,
     sample: float = 0.0,
     copies: int = 1,
+    normalize: str | None = None,
 ) -> Prepared:
     """Turn a corpus, read as a stream, into a folder of token pairs.
 
     The text is read twice: once for a sample from which the vocabulary is
     learned, once to tokenize it. The folder appears when all is done, and not before.
-    If it is there with the same settings, it is checked and loaded.
+    If it is there with the same settings, it is checked and loaded; if one of the
+    user's files has changed since, it is prepared anew.
 
     Args:
         corpus: What load_corpus takes.
@@ -99,6 +103,8 @@ def prepare(
         sample: Subword regularization of the training text, as for Tokenizer.encode:
             the copies after the first are cut at random.
         copies: How often each training pair is written; one epoch reads all copies.
+        normalize: As for Tokenizer.train. None: "nfc" for a user's own files, and
+            "nmt_nfkc" for the known corpora, since their stored results have it.
 
     Raises:
         ValueError: If a setting is wrong, no pair is left, the folder was prepared
@@ -115,13 +121,26 @@ def prepare(
     if tokenizer:
         settings["vocab_size"] = tokenizer.vocab_size
         settings["tokenizer"] = hashlib.sha256(tokenizer.model).hexdigest()
-    if not (folder / "data.json").exists():
-        if folder.exists() and not (folder.is_dir() and _is_free(folder)):
-            what = "holds other files" if folder.is_dir() else "is a file"
-            raise ValueError(f"{folder} {what}; choose another folder.")
-        with whole_folder(folder, last="data.json") as part:
-            if not (folder / "data.json").exists():  # else another process was faster
-                _write_prepared(corpus, part, settings, tokenizer, threads, show)
+    if tokenizer and normalize:
+        raise ValueError(
+            f"normalize={normalize!r}: the tokenizer that was given has its own rule."
+        )
+    normalize = normalize or ("nfc" if _user_files(corpus) else "nmt_nfkc")
+    if not tokenizer and normalize != "nmt_nfkc":
+        settings["normalize"] = normalize
+    changed = ""
+    if (folder / "data.json").exists():
+        found = _found_prepared(folder, corpus, settings)
+        if not (changed := _changed_files(found, corpus)):
+            sweep_part(folder)
+            return found
+        warnings.warn(f"{changed} has changed: {folder} is made anew.", stacklevel=2)
+    elif folder.exists() and not (folder.is_dir() and _is_free(folder)):
+        what = "holds other files" if folder.is_dir() else "is a file"
+        raise ValueError(f"{folder} {what}; choose another folder.")
+    with whole_folder(folder, last="data.json") as part:
+        if changed or not (folder / "data.json").exists():  # another was not faster
+            _write_prepared(corpus, part, settings, tokenizer, threads, show)
     return _found_prepared(folder, corpus, settings)
 
 # %% ../notebooks/10_batches.ipynb #2b7961cb
@@ -166,10 +185,13 @@ def _load_pairs(path: str | Path, mmap: bool = True) -> TokenPairs:
         mode = "r" if mmap else None
         arrays = {n: np.load(path / f"{n}.npy", mmap_mode=mode) for n in _ARRAYS}
         sizes = {name: len(array) for name, array in arrays.items()}
-        ends = arrays["src_offsets"][-1], arrays["tgt_offsets"][-1]
         numbers = all(array.dtype.kind in "iu" for array in arrays.values())
         fits = numbers and sizes == meta["sizes"]
-        fits = fits and ends == (sizes["src"], sizes["tgt"])
+        fits = fits and sizes["src_offsets"] == sizes["tgt_offsets"]
+        for side in ("src", "tgt"):
+            starts = arrays[f"{side}_offsets"]
+            fits = fits and (starts[0], starts[-1]) == (0, sizes[side])
+            fits = fits and bool((starts[1:] >= starts[:-1]).all())
     except Exception as error:  # NumPy runs a header through Python's own parser
         raise ValueError(
             f"{path} is not a complete folder of token pairs ({error}); write it anew."
@@ -373,22 +395,28 @@ def _same_folder(handle: int, path: Path) -> bool:
 def _put_in_place(part: Path, folder: Path, last: str) -> None:
     """Make what is new in a part the folder; what was in the folder goes."""
     new, old = part / "new", part / "old"
-    for path in new.rglob("*"):  # some libraries write files for their owner alone
-        if path.is_file():
+    for path in new.rglob("*"):
+        if path.is_file():  # some libraries write files for their owner alone
             path.chmod(stat.S_IMODE(new.stat().st_mode) & 0o666)
+        sync(path)
+    sync(new)
     if part.parent == folder:
         (folder / last).unlink(missing_ok=True)
         for path in folder.iterdir():
             if path.name not in (part.name, "lost+found"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         for name in sorted(os.listdir(new), key=lambda name: name == last):
+            if name == last:
+                sync(folder)  # it says that the others are there
             os.replace(new / name, folder / name)
+        sync(folder)
         return
     try:
         if folder.exists():
             new.chmod(stat.S_IMODE(folder.stat().st_mode))
             os.replace(folder, old)
         os.replace(new, folder)
+        sync(folder.parent)
     except OSError as error:
         raise NotWritten(folder, error) from error
     finally:
@@ -414,6 +442,10 @@ class _PairStream:
             return iter(self.known.pairs)
         self.report = CleaningReport()
         return stream_corpus(self.corpus, self.split, self.report)
+
+    def first_pair(self) -> tuple[str, str] | None:
+        """The first pair that was read, after a loop."""
+        return self.report.first if self.report else self.known.pairs[0]
 
     def about(self) -> dict:
         """Where the text is from, and what cleaning left out, after a loop."""
@@ -624,8 +656,17 @@ def _load_prepared(cls, folder: str | Path, verify: bool = False) -> Prepared:
         raise ValueError(
             f"{folder / name} {problem}{more}. Delete the folder and prepare it again."
         )
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
     train, valid = (_load_pairs(folder / split) for split in ("train", "valid"))
-    return cls(Tokenizer.load(folder / "tokenizer.model"), train, valid, data)
+    for split, pairs in ("train", train), ("valid", valid):
+        for side in (pairs.src, pairs.tgt):
+            if len(side) and not 0 <= side.min() <= side.max() < tokenizer.vocab_size:
+                raise ValueError(
+                    f"{folder / split} has ids from {side.min()} to {side.max()}, and "
+                    f"the vocabulary 0 to {tokenizer.vocab_size - 1:,}. Delete the "
+                    "folder and prepare it again."
+                )
+    return cls(tokenizer, train, valid, data)
 
 
 Prepared.load = classmethod(_load_prepared)
@@ -680,20 +721,41 @@ def _write_prepared(
         if not sample:
             raise ValueError(f"no pair is left to train on. {streams['train'].report}")
         sides = (side for pair in sample for side in pair)
-        tokenizer = Tokenizer.train(sides, settings["vocab_size"], settings["kind"])
+        tokenizer = Tokenizer.train(
+            sides, settings["vocab_size"], settings["kind"],
+            normalize=settings.get("normalize", "nmt_nfkc"),
+        )  # fmt: skip
         del sample
     tokenizer.save(part / "tokenizer.model")
     sentencepiece.set_random_generator_seed(settings["seed"])
     once = settings | {"sample": 0.0, "copies": 1}
     data = {"format": 1, "corpus": corpus, "settings": settings}
-    data["input_sizes"] = _input_sizes(corpus)
+    data["input_files"] = _input_files(corpus)
     with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
         for split, stream in streams.items():
             how = settings if split == "train" else once
             data[split] = _write_split(
                 texts[split], tokenizer, part / split, how, threads, bar
             ) | stream.about()
+    data["first_pair"] = streams["train"].first_pair()
     _write_data(part, data)
+    _warn_of_text(streams, data)
+
+
+def _warn_of_text(streams: dict, data: dict) -> None:
+    """Warn of many lines that cannot be read, and of few pairs to validate on."""
+    table = _user_files(data["corpus"])
+    for stream in streams.values() if "valid" in table else [streams["train"]]:
+        if stream.report:
+            stream.report.check(bad="drop")
+    few = data["valid"]["kept"]
+    if few < 30 and table and "valid" not in table:
+        warnings.warn(
+            f"only {few} of {few + data['train']['kept']:,} pairs are held out to "
+            "validate on, so the validation loss says little. Give files of their own "
+            "('valid', --valid), or hold out more ('share', --share 0.1).",
+            stacklevel=4,
+        )
 
 
 def _write_data(part: Path, data: dict) -> None:
@@ -741,12 +803,19 @@ def _file_record(path: Path) -> dict:
     return {"size": path.stat().st_size, "sha256": digest}
 
 
-def _input_sizes(corpus) -> dict[str, int]:
-    """Name and size of each of a user's files, as far as they are there."""
+def _input_files(corpus) -> dict[str, dict]:
+    """Size and SHA-256 of each of a user's files, as far as they are there."""
     table = _user_files(corpus)
     paths = chain.from_iterable(table.get(split) or [] for split in ("train", "valid"))
-    paths = [Path(path).expanduser() for path in paths]
-    return {str(path): path.stat().st_size for path in paths if path.is_file()}
+    paths = [_split_member(Path(path).expanduser())[0] for path in paths]
+    return {str(path): _file_record(path) for path in paths if path.is_file()}
+
+
+def _changed_files(prepared: Prepared, corpus) -> str:
+    """Which of a user's files are others now than when they were prepared."""
+    now = _input_files(corpus)
+    before = prepared.data.get("input_files", {})
+    return ", ".join(name for name in now if now[name] != before.get(name, now[name]))
 
 
 def _check_settings(settings: dict, threads: int | None) -> None:
@@ -770,8 +839,7 @@ def _found_prepared(folder: Path, corpus, settings: dict) -> Prepared:
     """Load a folder that is there, if it is what was asked for.
 
     Raises:
-        ValueError: If it was prepared with other settings, from a file that has
-            changed since, or is damaged.
+        ValueError: If it was prepared with other settings, or is damaged.
     """
     prepared = Prepared.load(folder, verify=True)
     there = prepared.data["settings"] | {"corpus": prepared.data["corpus"]}
@@ -779,10 +847,6 @@ def _found_prepared(folder: Path, corpus, settings: dict) -> Prepared:
     names = sorted(there.keys() | wanted.keys())
     said = [f"{name} is {there.get(name)!r}, asked for is {wanted.get(name)!r}"
             for name in names if there.get(name) != wanted.get(name)]  # fmt: skip
-    sizes = _input_sizes(corpus)
-    for name, size in prepared.data["input_sizes"].items():
-        if sizes.get(name, size) != size:
-            said.append(f"{name} had {size:,} bytes and has {sizes[name]:,} now")
     if said:
         raise ValueError(
             f"{folder} was prepared from something else ({'; '.join(said)}). Choose "

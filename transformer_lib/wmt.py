@@ -274,7 +274,7 @@ def _open_tar_member(path: Path, member: str) -> Iterator[io.BufferedIOBase]:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16) as tar:
             for info in tar:
                 names.append(info.name.removeprefix("./"))
-                if names[-1] == member:
+                if names[-1] == member and info.isfile():
                     inner = io.BufferedReader(tar.extractfile(info).detach(), 1 << 18)
                     yield gzip.open(inner) if member.endswith(".gz") else inner
                     return
