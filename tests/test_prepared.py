@@ -582,7 +582,7 @@ def test_impossible_settings(changes, text, tmp_path):
 
 
 def test_more_threads_than_any_machine_has(text, tmp_path):
-    with pytest.raises(ValueError, match="threads=999999999999: must be at least 1, at most 1,024"):
+    with pytest.raises(ValueError, match="threads=9{12}: .*at most 1,024"):
         prepare(text, tmp_path / "data", threads=999_999_999_999)
     assert not list(tmp_path.iterdir())
 
