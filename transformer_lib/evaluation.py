@@ -354,6 +354,12 @@ def _chrf_from_counts(counts: Sequence[float]) -> float:
     recall = (orders[:, 2] / orders[:, 1]).mean()
     return float(100 * 5 * precision * recall / (4 * precision + recall))
 
+
+def _check_whole(name: str, value: int, least: int) -> None:
+    """Refuse what is not a whole number, or below the least."""
+    if not isinstance(value, int | np.integer) or value < least or value is True:
+        raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}.")
+
 # %% ../notebooks/15_evaluation.ipynb #7a89ccf5
 _METRICS = ("BLEU", "chrF2")
 
@@ -389,12 +395,6 @@ def _times_drawn(sentences: int, samples: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     chosen = rng.choice(sentences, size=(samples, sentences), replace=True)
     return np.stack([np.bincount(row, minlength=sentences) for row in chosen]) * 1.0
-
-
-def _check_whole(name: str, value: int, least: int) -> None:
-    """Refuse what is not a whole number, or below the least."""
-    if not isinstance(value, int | np.integer) or value < least or value is True:
-        raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}.")
 
 
 def _bounds(values: np.ndarray, outside: float = 0.05) -> tuple[float, float]:
