@@ -25,6 +25,7 @@ TAGS = {
     "hide-cell",
     "exercise",
     "remove-stderr",
+    "counts",  # book/_tools/translator_scores.py runs these cells
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = {

@@ -244,7 +244,7 @@ def _form_of(file: BinaryIO, path: str | Path) -> str:
     try:
         start = file.peek(4096)[:4096]
     except (RuntimeError, *_DAMAGE):
-        return ""  # whoever reads it is told
+        return ""  # the reader is told
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         start = start.decode("utf-16", "ignore").encode()
     start = start.removeprefix(b"\xef\xbb\xbf")

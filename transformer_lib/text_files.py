@@ -69,7 +69,7 @@ def open_text(source: str | Path | BinaryIO, name: str = "") -> BinaryIO:
     try:
         start = file.peek(1024)[:1024]
     except (RuntimeError, *_DAMAGE):
-        return file  # whoever reads it is told, and after which line
+        return file  # the reader is told, and after which line
     if problem := _why_no_text(start):
         file.close()
         raise CorpusUnavailable(f"{name} {problem}.")
