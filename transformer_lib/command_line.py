@@ -1,4 +1,4 @@
-"""The command line: prepare, train, average, translate, evaluate, parse, ablate, export, serve, diagnose, doctor.
+"""The command line: prepare, train, average, translate, evaluate, parse, ablate, export, serve, diagnose, doctor, completion.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/18_command_line.html"""
 

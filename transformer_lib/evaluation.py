@@ -12,6 +12,7 @@ __all__ = ['bleu', 'Score', 'sacre_bleu', 'sentence_bleu', 'tokenized_bleu', 'ch
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 # %% ../notebooks/15_evaluation.ipynb #ae895e25
 import re
@@ -112,6 +113,12 @@ def bleu(
     return _bleu_from_counts(summed, smooth)
 
 # %% ../notebooks/15_evaluation.ipynb #98c6f88d
+def _check_whole(name: str, value: int, least: int) -> None:
+    """Refuse what is not a whole number, or below the least."""
+    if not isinstance(value, Integral) or value < least or value is True:
+        raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}.")
+
+
 def _check_corpus(hypotheses: Sequence, references: Sequence, tokens=False) -> None:
     """Refuse sides of different length, empty ones, and strings for lists or back.
 
