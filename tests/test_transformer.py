@@ -334,7 +334,7 @@ def test_a_source_of_padding_alone_gives_numbers():
         ({"vocab_size": 0}, "vocab_size=0"),
         ({"d_k": 0}, "d_k=0"),
         ({"max_length": 0}, "max_length=0"),
-        ({"dropout": 1.0}, "dropout=1.0: a probability"),
+        ({"dropout": 1.0}, "dropout=1.0: .*below 1"),
         ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),
         ({"positions": "rotary"}, "must be 'sinusoidal' or 'learned'"),
         ({"pad_id": 50}, "pad_id=50: must be an id of the vocabulary, 0 to 49"),

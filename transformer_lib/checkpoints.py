@@ -393,9 +393,10 @@ def _check_state(tensors: dict, model: nn.Module, optimizer, file: Path) -> None
     Raises:
         DamagedFile: If one is missing, or is of another type or shape.
     """
-    rng, odd = tensors.get("rng"), []
-    usual = torch.get_rng_state()
-    if rng is None or (rng.dtype, rng.shape) != (usual.dtype, usual.shape):
+    odd = []
+    try:
+        torch.Generator().set_state(tensors["rng"])
+    except (KeyError, TypeError, RuntimeError):
         odd.append("rng")
     begun = any(name.startswith("adam.") for name in tensors)
     if begun and isinstance(optimizer, torch.optim.Adam):
@@ -409,7 +410,7 @@ def _check_state(tensors: dict, model: nn.Module, optimizer, file: Path) -> None
     if odd:
         raise DamagedFile(
             f"{file} is damaged, or is no checkpoint of this model: {odd[0]} is "
-            "missing, or of another type or shape."
+            "missing, or something else than it should be."
         )
 
 

@@ -20,7 +20,15 @@ from torch import Tensor
 from .batches import _check_padding, pad
 from .decoder import padding_mask
 from .tokenizer import BOS, EOS, PAD
-from .transformer import Transformer, evaluating
+from transformer_lib.transformer import (
+    Embeddings,
+    Transformer,
+    _check_ids,
+    _check_real,
+    _check_switch,
+    _check_whole,
+    evaluating,
+)
 
 # %% ../notebooks/14_decoding.ipynb #c1d3bf3f
 def output_limits(src_ids: Tensor, max_extra: int) -> Tensor:
@@ -36,8 +44,7 @@ def output_limits(src_ids: Tensor, max_extra: int) -> Tensor:
     Raises:
         ValueError: If max_extra is negative, or a source is only padding.
     """
-    if max_extra < 0:
-        raise ValueError(f"max_extra={max_extra}: must be 0 or more.")
+    _check_whole(0, max_extra=max_extra)
     lengths = (src_ids != PAD).sum(dim=1)  # (B,)
     if (lengths == 0).any():
         row = int((lengths == 0).nonzero()[0])
@@ -316,7 +323,7 @@ def greedy_decode(
 
     Source: Vaswani et al. 2017, section 6.1 (the limit on the length).
     """
-    src_ids = src_ids.to(model.device)
+    src_ids = _source_of(model, src_ids)
     limits = output_limits(src_ids, max_extra)  # (B,)
     with evaluating(model):
         return greedy_search(_steps(model, src_ids, no_repeat_ngram_size), limits)
@@ -330,8 +337,6 @@ class _NoRepeat:
     """
 
     def __init__(self, steps, n: int):
-        if n < 1:
-            raise ValueError(f"no_repeat_ngram_size={n}: must be 0 or more.")
         self.steps, self.n, self.ids = steps, n, None
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
@@ -362,8 +367,21 @@ class _NoRepeat:
             self.ids = self.ids[rows.to(self.ids.device)]
 
 
+def _source_of(model: Transformer, src_ids: Tensor) -> Tensor:
+    """The source ids where the model is.
+
+    Raises:
+        ValueError: If that is no model of ours, or these are no ids of its vocabulary.
+    """
+    if not isinstance(model, Embeddings):
+        raise ValueError(f"model is a {type(model).__name__}: give a Transformer.")
+    _check_ids(src_ids, model.config.vocab_size, "src_ids")
+    return src_ids.to(model.device)
+
+
 def _steps(model: Transformer, src_ids: Tensor, no_repeat_ngram_size: int = 0):
     """Cached steps, wrapped if no run of tokens may come twice."""
+    _check_whole(0, no_repeat_ngram_size=no_repeat_ngram_size)
     steps = CachedSteps(model, src_ids)
     return _NoRepeat(steps, no_repeat_ngram_size) if no_repeat_ngram_size else steps
 
@@ -483,14 +501,14 @@ def _check_search(beam_size: int, alpha: float, n_best: int = 1) -> None:
     Raises:
         ValueError: Which one, and what is allowed.
     """
-    if not 1 <= beam_size <= _WIDEST_BEAM:
+    _check_whole(1, beam_size=beam_size, n_best=n_best)
+    _check_real(0, math.inf, alpha=alpha)
+    if beam_size > _WIDEST_BEAM:
         raise ValueError(f"beam_size={beam_size}: must be from 1 to {_WIDEST_BEAM:,}.")
-    if not 1 <= n_best <= beam_size:
+    if n_best > beam_size:
         raise ValueError(
             f"n_best={n_best}: must be from 1 to beam_size, here {beam_size}."
         )
-    if not 0 <= alpha < math.inf:
-        raise ValueError(f"alpha={alpha}: must be a number, 0 or more.")
 
 # %% ../notebooks/14_decoding.ipynb #b1ca6b77
 @torch.inference_mode()
@@ -581,7 +599,7 @@ def beam_search(
 
     Source: Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7.
     """
-    src_ids = src_ids.to(model.device)
+    src_ids = _source_of(model, src_ids)
     limits = output_limits(src_ids, max_extra)  # (B,)
     with evaluating(model):
         steps = _steps(model, src_ids, no_repeat_ngram_size)
@@ -702,7 +720,9 @@ def filter_logits(
 
     Source: Fan et al. 2018 (top-k); Holtzman et al. 2020, section 3.1 (top-p).
     """
-    if not (temperature > 0 and top_k >= 0 and 0 < top_p <= 1):
+    _check_whole(0, top_k=top_k)
+    _check_real(0, math.inf, temperature=temperature, top_p=top_p)
+    if not (temperature > 0 and 0 < top_p <= 1):
         raise ValueError(
             f"temperature={temperature}, top_k={top_k}, top_p={top_p}: needed are a "
             "temperature above 0, a top_k of 0 or more, a top_p above 0 and up to 1."
@@ -758,6 +778,7 @@ def _generate(
         ValueError: If a setting is not allowed, or a source is only padding.
         FloatingPointError: If the model's logits are NaN or infinite.
     """
+    _check_switch(sample=sample)
     if not sample:
         if (temperature, top_k, top_p) != (1.0, 0, 1.0):
             raise ValueError("temperature, top_k and top_p need sample=True.")
@@ -769,7 +790,7 @@ def _generate(
         p = filter_logits(logits, temperature, top_k, top_p).softmax(dim=-1).cpu()
         return torch.multinomial(p, 1, generator=generator)[:, 0].to(logits.device)
 
-    src_ids = src_ids.to(model.device)
+    src_ids = _source_of(model, src_ids)
     limits = output_limits(src_ids, max_extra)  # (B,)
     with evaluating(model):
         steps = _steps(model, src_ids, no_repeat_ngram_size)

@@ -8,8 +8,12 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/11_o
 __all__ = ['label_smoothed_cross_entropy', 'chunked_cross_entropy', 'build_optimizer', 'noam_lr']
 
 # %% ../notebooks/11_objective.ipynb #35abaf00
+import math
+
 import torch
 from torch import Tensor, nn
+
+from .transformer import _check_real, _check_whole
 
 # %% ../notebooks/11_objective.ipynb #681af605
 def _loss_and_gradient_(
@@ -135,8 +139,10 @@ def _check_loss_inputs(logits: Tensor, target: Tensor, epsilon: float) -> None:
     Raises:
         ValueError: What was given and what is allowed.
     """
-    if not 0 <= epsilon < 1:
-        raise ValueError(f"epsilon={epsilon}: must be at least 0 and below 1.")
+    _check_real(0, 1, epsilon=epsilon)
+    tensors = isinstance(logits, Tensor) and isinstance(target, Tensor)
+    if not tensors or not logits.is_floating_point() or target.dtype != torch.int64:
+        raise ValueError("logits must be a tensor of numbers, and target one of int64.")
     if logits.shape[:-1] != target.shape:
         raise ValueError(
             f"logits of shape {tuple(logits.shape)} need a target of shape "
@@ -286,7 +292,6 @@ def noam_lr(
 
     Source: Vaswani et al. 2017, section 5.3, equation 3.
     """
-    if min(step, warmup, d_model) < 1:
-        given = f"step={step}, warmup={warmup}, d_model={d_model}"
-        raise ValueError(f"{given}: all of them count from 1.")
+    _check_whole(1, step=step, warmup=warmup, d_model=d_model)
+    _check_real(0, math.inf, factor=factor)
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)

@@ -233,10 +233,12 @@ def whole_folder(folder: str | Path, last: str = "manifest.json") -> Iterator[Pa
             raise NotWritten(folder, error) from error
         raise
     finally:
-        with suppress(OSError):
-            _drop_part(part, folder)
-        if handle is not None:
-            os.close(handle)
+        try:
+            with suppress(OSError):
+                _drop_part(part, folder)
+        finally:
+            if handle is not None:  # also where that is interrupted
+                os.close(handle)
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
@@ -284,10 +286,12 @@ def sweep_part(folder: str | Path) -> None:
     with suppress(FileNotFoundError):
         if _is_ours(part):
             handle = os.open(part, os.O_RDONLY) if fcntl else None
-            if _lock(handle, wait=False):
-                _drop_part(part, folder)
-            if handle is not None:
-                os.close(handle)
+            try:
+                if _lock(handle, wait=False):
+                    _drop_part(part, folder)
+            finally:
+                if handle is not None:
+                    os.close(handle)
 
 
 def _sweep(part: Path) -> None:
@@ -365,11 +369,13 @@ def _hold_part(folder: Path) -> tuple[Path, int | None]:
             os.replace(part / "old", folder)  # a process died between two renamings
         _sweep(part)
         (part / "new").mkdir()
-    except OSError:
-        with suppress(OSError):
-            _drop_part(part, folder)
-        if handle is not None:
-            os.close(handle)
+    except BaseException:
+        try:
+            with suppress(OSError):
+                _drop_part(part, folder)
+        finally:
+            if handle is not None:
+                os.close(handle)
         raise
     return part, handle
 

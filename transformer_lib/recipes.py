@@ -130,6 +130,8 @@ class Recipe:
         Raises:
             ValueError: If a setting is unknown, is missing, or cannot be.
         """
+        if not isinstance(settings, dict):
+            raise ValueError(f"{source} must be a table of settings.")
         allowed = {setting.name for setting in fields(cls)}
         if unknown := sorted(settings.keys() - allowed):
             raise ValueError(
@@ -166,10 +168,10 @@ def _find_recipe(name_or_path: str | Path):
 _LARGEST = 10**9  # of any number in a recipe
 
 
-def _is_whole(value, least: int) -> bool:
-    """Whether a setting is a whole number from least to _LARGEST."""
+def _is_whole(value, least: int, most: int = _LARGEST) -> bool:
+    """Whether a setting is a whole number from least to most."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and least <= value <= _LARGEST
+    return whole and least <= value <= most
 
 
 def _is_real(value) -> bool:
@@ -178,8 +180,13 @@ def _is_real(value) -> bool:
     return number and abs(value) <= _LARGEST  # false for nan
 
 
-def _whole(least: int) -> tuple:
-    return lambda v: _is_whole(v, least), f"a whole number, at least {least}"
+def _whole(least: int, most: int = _LARGEST) -> tuple:
+    limit = f", at least {least}" if most == _LARGEST else f" from {least} to {most:,}"
+    return lambda v: _is_whole(v, least, most), f"a whole number{limit}"
+
+
+def _share(most: float) -> tuple:
+    return lambda v: _is_real(v) and 0 <= v <= most, f"a number from 0 to {most}"
 
 
 def _one_of(*allowed) -> tuple:
@@ -196,19 +203,16 @@ _OPTIONAL = (
 _RULES = {  # of each setting: what holds for it, and how an error says it
     "name": (lambda v: isinstance(v, str) and v.strip(), "a text that is not empty"),
     "vocab_size": _whole(8), "max_length": _whole(1), "max_tokens": _whole(2),
-    "max_words": _OPTIONAL, "max_pairs": _OPTIONAL, "copies": _whole(1),
+    "max_words": _OPTIONAL, "max_pairs": _OPTIONAL, "copies": _whole(1, 1000),
     "sample": (lambda v: _is_real(v) and 0 <= v <= 1, "from 0 to 1"),
-    "joined": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
-    "renamed": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
+    "joined": _share(100), "renamed": _share(100),
     "varied": (
         lambda v: isinstance(v, dict) and v.keys() <= _KINDS.keys()
         and all(_is_real(share) and share >= 0 for share in v.values()),
         f"a table of shares, 0 or more, for any of {', '.join(_KINDS)}",
     ),
     "kind": _one_of("bpe", "unigram"), "start_from": _TEXT,
-    "accumulate": (lambda v: _is_whole(v, 1) and v <= 10_000,
-                   "a whole number from 1 to 10,000"),
-    "max_steps": _whole(1), "warmup": _whole(1),
+    "accumulate": _whole(1, 10_000), "max_steps": _whole(1), "warmup": _whole(1),
     "cooldown": _whole(0),
     "factor": (lambda v: _is_real(v) and v > 0, "a number above 0"),
     "epsilon": (lambda v: _is_real(v) and 0 <= v < 1,
@@ -217,7 +221,7 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "rdrop": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
     "initial_std": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
     "dropout_after": _whole(0), "seed": _whole(0), "validate_every": _whole(1),
-    "keep_last": _whole(0), "chunk": _whole(0), "prefetch": _whole(0),
+    "keep_last": _whole(0), "chunk": _whole(0), "prefetch": _whole(0, 1000),
     "packed": (lambda v: _is_whole(v, 0) and v not in (1, 2, 3),
                "0, or the width of a row that holds two pairs, at least 4"),
     "fused": _BOOL, "compiled": _BOOL,

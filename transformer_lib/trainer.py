@@ -138,10 +138,8 @@ def train(
         FloatingPointError: If a loss or gradient is not finite; it names the batch.
         OSError: If a checkpoint cannot be written; the one before it is kept.
     """
-    if not str(run_dir).strip():
-        raise ValueError("run_dir is empty: name the folder of the run.")
-    if not max_seconds >= 0:  # NaN would be no limit
-        raise ValueError(f"max_seconds={max_seconds}: must be 0 or more")
+    _check_request(recipe, run_dir, data_dir, max_seconds,
+                   [batches, optimizer, schedule], callbacks)  # fmt: skip
     run_dir = Path(run_dir)
     with _processes(device) as (rank, world_size, device), _held_folder(run_dir, rank):
         trainer = _set_up(recipe, run_dir, data_dir, device, rank, world_size,
@@ -155,6 +153,31 @@ def train(
         return Run.load(run_dir, device)
 
 # %% ../notebooks/13_runs.ipynb #9ec54f25
+def _check_request(recipe, run_dir, data_dir, max_seconds, makers, callbacks) -> None:
+    """Refuse what train cannot be given, before anything is written.
+
+    Raises:
+        ValueError: What was given and what is allowed.
+    """
+    if not isinstance(recipe, Recipe):
+        raise ValueError(
+            f"recipe is a {type(recipe).__name__}: give a Recipe, as Recipe.load gives."
+        )
+    for name, path in ("run_dir", run_dir), ("data_dir", data_dir or "."):
+        if not isinstance(path, str | Path):
+            raise ValueError(f"{name}={path!r}: must be the name of a folder.")
+    if not str(run_dir).strip():
+        raise ValueError("run_dir is empty: name the folder of the run.")
+    number = isinstance(max_seconds, int | float) and not isinstance(max_seconds, bool)
+    if not number or not max_seconds >= 0:  # NaN would be no limit
+        raise ValueError(f"max_seconds={max_seconds!r}: must be a number, 0 or more.")
+    if odd := [m for m in (*makers, *callbacks) if m is not None and not callable(m)]:
+        raise ValueError(
+            f"{odd[0]!r} cannot be called: batches, optimizer, schedule and each of "
+            "the callbacks must be functions."
+        )
+
+
 def _warn_of_slow_bits(precision: str, device: str | torch.device) -> None:
     """Warn where the 16 bits of a run are not those that its device is fast in.
 
@@ -259,7 +282,7 @@ def _check_text(run_dir: Path, ready: Prepared, folder: Path) -> None:
     names = {"train_sha256": "training", "valid_sha256": "validation"}
     if not names.keys() <= known.keys():  # a run of an earlier version
         names = {"sha256": "training", "valid_pairs": "validation"}
-    if odd := [split for name, split in names.items() if known[name] != found[name]]:
+    if odd := [s for name, s in names.items() if known.get(name) != found[name]]:
         raise ValueError(
             f"{folder} holds other {' and '.join(odd)} pairs than the run in {run_dir} "
             "began with (their checksums differ). Give the old ones to go on with that "

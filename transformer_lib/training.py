@@ -40,7 +40,7 @@ from transformer_lib.objective import (
     noam_lr,
 )
 from .tokenizer import BOS, EOS, PAD, Tokenizer
-from .transformer import Transformer
+from .transformer import Transformer, _check_whole
 
 # %% ../notebooks/12_training.ipynb #d71b0619
 def fit(
@@ -63,10 +63,15 @@ def fit(
         The smoothed loss of each update, in nats per target token.
 
     Raises:
-        ValueError: If the model pads with another id than the batches.
+        ValueError: If a number cannot be, or the model pads with another id than the
+            batches.
 
     Source: Vaswani et al. 2017, section 5.
     """
+    if not isinstance(model, Transformer) or not isinstance(pairs, TokenPairs):
+        raise ValueError("fit needs a Transformer, and TokenPairs (tokenize_pairs).")
+    _check_whole(1, max_steps=max_steps, max_tokens=max_tokens, warmup=warmup)
+    _check_whole(0, seed=seed)
     _check_padding(model.config.pad_id)
     optimizer, losses = build_optimizer(model), []
     epochs = (batches(pairs, max_tokens, seed, epoch) for epoch in itertools.count())

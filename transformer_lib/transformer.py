@@ -14,8 +14,9 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
+from numbers import Integral, Real
 
 import torch
 import torch.nn.functional as F
@@ -106,6 +107,10 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: TransformerConfig, dropout_layer: Callable = nn.Dropout):
         super().__init__()
+        if not isinstance(config, TransformerConfig):
+            raise ValueError(
+                f"config is of type {type(config).__name__}: give a TransformerConfig."
+            )
         self.config = config
         self.src_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.tgt_embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -279,6 +284,8 @@ def _stack_settings(config: TransformerConfig) -> dict:
 # %% ../notebooks/07_transformer.ipynb #7285d103
 def _check_ids(ids: Tensor, vocab_size: int, name: str = "ids") -> None:
     """Refuse ids that are not (batch, length) integers of the vocabulary."""
+    if not isinstance(ids, Tensor):
+        raise ValueError(f"{name} are of type {type(ids).__name__}; give a tensor.")
     if ids.dim() != 2 or ids.dtype != torch.int64:
         raise ValueError(
             f"{name} have shape {tuple(ids.shape)} and dtype {ids.dtype}; "
@@ -296,6 +303,8 @@ def _check_ids(ids: Tensor, vocab_size: int, name: str = "ids") -> None:
 # %% ../notebooks/07_transformer.ipynb #ab74bedd
 def _check_memory(memory: Tensor, src_ids: Tensor, tgt_ids: Tensor) -> None:
     """Refuse a memory that is not that of these sources, or not of these targets."""
+    if not isinstance(memory, Tensor) or not isinstance(src_ids, Tensor):
+        raise ValueError("give memory and src_ids as tensors: encode's result and ids.")
     if memory.shape[:-1] != src_ids.shape:
         raise ValueError(
             f"memory has shape {tuple(memory.shape)}, src_ids {tuple(src_ids.shape)}; "
@@ -308,24 +317,56 @@ def _check_memory(memory: Tensor, src_ids: Tensor, tgt_ids: Tensor) -> None:
         )
 
 # %% ../notebooks/07_transformer.ipynb #4ef0b5c3
+_LARGEST = 10**12  # of any number that is given
+
+
+def _check_whole(least: int, **values) -> None:
+    """Raise ValueError unless each value is a whole number, at least so large."""
+    for name, value in values.items():
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not whole or not least <= value <= _LARGEST:
+            raise ValueError(
+                f"{name}={value!r}: must be a whole number, at least {least}."
+            )
+
+
+def _check_real(least: float, below: float, **values) -> None:
+    """Raise ValueError unless each value is a number from `least` to below `below`."""
+    for name, value in values.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not least <= value < below or value > _LARGEST:
+            limit = "finite" if below == math.inf else f"below {below}"
+            raise ValueError(
+                f"{name}={value!r}: must be a number, {least} or more and {limit}."
+            )
+
+
+def _check_switch(**values) -> None:
+    """Raise ValueError unless each value is True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r}: must be True or False.")
+
+
 def _check_config(config: "TransformerConfig") -> None:
     """Refuse settings from which no model can be built."""
-    whole = ["vocab_size", "d_model", "num_heads", "num_layers", "d_ff", "max_length"]
-    whole += [name for name in ("d_k", "d_v") if getattr(config, name) is not None]
-    for name in whole:
-        value = getattr(config, name)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r}: must be a whole number, at least 1.")
-    for name in ("dropout", "attention_dropout"):
-        if not 0 <= getattr(config, name) < 1:
-            raise ValueError(
-                f"{name}={getattr(config, name)}: a probability, 0 or more and below 1."
-            )
-    if config.activation not in _ACTIVATIONS:
+    given = {field.name: getattr(config, field.name) for field in fields(config)}
+
+    def named(*names: str) -> dict:
+        return {name: given[name] for name in names}
+
+    widths = [name for name in ("d_k", "d_v") if given[name] is not None]
+    _check_whole(1, **named("vocab_size", "d_model", "num_heads", "num_layers", "d_ff",
+                           "max_length", *widths))  # fmt: skip
+    _check_real(0, 1, **named("dropout", "attention_dropout"))
+    _check_switch(**named("norm_first", "attention_bias", "tie_embeddings",
+                         "output_bias"))  # fmt: skip
+    if config.activation not in [*_ACTIVATIONS]:
         raise ValueError(
             f"activation={config.activation!r}: must be one of {[*_ACTIVATIONS]}."
         )
-    if not 0 <= config.pad_id < config.vocab_size:
+    _check_whole(0, pad_id=config.pad_id)
+    if config.pad_id >= config.vocab_size:
         raise ValueError(
             f"pad_id={config.pad_id}: must be an id of the vocabulary, "
             f"0 to {config.vocab_size - 1}."
@@ -462,7 +503,8 @@ def default_device(wanted: str | torch.device | None = None) -> str:
         ValueError: If there is no such device; it says what there is.
     """
     found = "cuda" if torch.cuda.is_available() else "cpu"
-    asked = str(wanted or os.environ.get("TRANSFORMER_LIB_DEVICE") or found)
+    asked = os.environ.get("TRANSFORMER_LIB_DEVICE") or found
+    asked = asked if wanted is None else str(wanted)
     try:
         kind, number = torch.device(asked).type, torch.device(asked).index or 0
     except RuntimeError:

@@ -1,0 +1,141 @@
+"""What the doors of the library are given by mistake: a sentence each, and no hang."""
+
+import inspect
+import math
+
+import pytest
+import small_runs
+import torch
+from small_runs import SMALL, tiny
+
+from transformer_lib import (
+    Recipe,
+    Transformer,
+    TransformerConfig,
+    average_checkpoints,
+    beam_search,
+    greedy_decode,
+    label_smoothed_cross_entropy,
+    noam_lr,
+    trainer,
+)
+from transformer_lib.training import fit
+from transformer_lib.transformer import default_device
+
+data_dir = small_runs.data_dir
+pairs = small_runs.pairs
+
+EVERYTHING = {
+    "none": None, "text": "x", "empty": "", "list": [], "table": {}, "bytes": b"x",
+    "object": object(), "tensor": torch.tensor([0.5]), "-1": -1, "0": 0, "1/2": 0.5,
+    "3/2": 1.5, "2.0": 2.0, "nan": math.nan, "inf": math.inf, "-inf": -math.inf,
+    "true": True, "huge": 10**30,
+}  # fmt: skip
+MODEL = Transformer(TransformerConfig(40, **SMALL))
+IDS = torch.tensor([[5, 6, 3]])
+LOGITS, TARGET = torch.zeros(1, 3, 40), torch.tensor([[5, 6, 3]])
+
+# Each door: what it is called with, and for each argument what it may be given.
+WHOLE, FROM_0 = set(), {"0"}
+SHARE, REAL, SWITCH = {"0", "1/2"}, {"0", "1/2", "3/2", "2.0"}, {"true"}
+OPTIONAL = {"none"}
+DOORS = {
+    TransformerConfig: ({"vocab_size": 40} | SMALL, {
+        "vocab_size": WHOLE, "d_model": WHOLE, "num_heads": WHOLE, "num_layers": WHOLE,
+        "d_ff": WHOLE, "d_k": OPTIONAL, "d_v": OPTIONAL, "dropout": SHARE,
+        "attention_dropout": SHARE, "positions": WHOLE, "max_length": WHOLE,
+        "norm_first": SWITCH, "attention_bias": SWITCH, "tie_embeddings": SWITCH,
+        "pad_id": FROM_0, "activation": WHOLE, "output_bias": SWITCH}),
+    Transformer: ({"config": MODEL.config}, {"config": WHOLE}),
+    MODEL.forward: ({"src_ids": IDS, "tgt_ids": IDS},
+                    {"src_ids": WHOLE, "tgt_ids": WHOLE}),
+    MODEL.generate: ({"src_ids": IDS, "beam_size": 1}, {
+        "src_ids": WHOLE, "beam_size": WHOLE, "alpha": REAL, "max_extra": FROM_0,
+        "no_repeat_ngram_size": FROM_0, "sample": SWITCH}),
+    greedy_decode: ({"model": MODEL, "src_ids": IDS}, {
+        "model": WHOLE, "src_ids": WHOLE, "max_extra": FROM_0,
+        "no_repeat_ngram_size": FROM_0}),
+    beam_search: ({"model": MODEL, "src_ids": IDS}, {
+        "model": WHOLE, "src_ids": WHOLE, "beam_size": WHOLE, "alpha": REAL,
+        "max_extra": FROM_0, "n_best": WHOLE, "no_repeat_ngram_size": FROM_0}),
+    label_smoothed_cross_entropy: ({"logits": LOGITS, "target": TARGET}, {
+        "logits": WHOLE, "target": WHOLE, "epsilon": SHARE}),
+    noam_lr: ({"step": 3, "d_model": 16, "warmup": 10}, {
+        "step": WHOLE, "d_model": WHOLE, "warmup": WHOLE, "factor": REAL}),
+    Recipe: ({"name": "x", "corpus": "y", "vocab_size": 700, "max_tokens": 500}, {
+        "name": {"text"}, "corpus": {"text"}, "vocab_size": WHOLE, "model": {"table"},
+        "max_length": WHOLE, "max_words": OPTIONAL, "max_pairs": OPTIONAL,
+        "sample": SHARE, "copies": WHOLE, "max_tokens": WHOLE, "accumulate": WHOLE,
+        "max_steps": WHOLE, "warmup": WHOLE, "cooldown": FROM_0,
+        "factor": REAL - {"0"}, "epsilon": SHARE, "seed": FROM_0,
+        "validate_every": WHOLE, "kind": WHOLE, "dropout_after": FROM_0,
+        "fast_dropout": SWITCH, "clip": REAL, "precision": WHOLE, "chunk": FROM_0,
+        "fused": SWITCH, "prefetch": FROM_0, "packed": FROM_0, "compiled": SWITCH,
+        "keep_last": FROM_0, "start_from": {"text", "empty"}, "joined": REAL,
+        "renamed": REAL, "varied": {"table"}, "initial_std": REAL}),
+    average_checkpoints: ({"paths_or_run_dir": "no run"}, {
+        "last": OPTIONAL, "after": OPTIONAL | FROM_0}),
+    default_device: ({}, {"wanted": OPTIONAL}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__qualname__)
+def test_nonsense_is_refused_in_a_sentence(door):
+    usual, arguments = DOORS[door]
+    known = inspect.signature(door).parameters
+    assert arguments.keys() | usual.keys() <= known.keys()
+    for name, allowed in arguments.items():
+        for what in EVERYTHING.keys() - allowed:
+            with pytest.raises(ValueError, match=r"\w+ \w+"):
+                door(**usual | {name: EVERYTHING[what]})
+                pytest.fail(f"{name}={what} was accepted")
+
+
+def test_what_is_allowed_is_taken():
+    for door, (usual, arguments) in DOORS.items():
+        if door is average_checkpoints:  # there are no files
+            continue
+        for name, allowed in arguments.items():
+            for what in sorted(allowed):
+                door(**usual | {name: EVERYTHING[what]})
+
+
+@pytest.mark.parametrize("name", ["max_steps", "max_tokens", "warmup", "seed"])
+def test_fit_refuses_nonsense_and_does_not_train_for_ever(pairs, name):
+    """max_steps=None was no limit."""
+    model = Transformer(TransformerConfig(small_runs.VOCABULARY, **SMALL))
+    for what in EVERYTHING.keys() - {"0"}:
+        with pytest.raises(ValueError, match=f"{name}="):
+            fit(model, pairs, **{"max_steps": 1, name: EVERYTHING[what]})
+    for odd in ({"model": None}, {"pairs": [([5], [6])]}):
+        with pytest.raises(ValueError, match="fit needs a Transformer, and TokenPairs"):
+            fit(**{"model": model, "pairs": pairs, "max_steps": 1} | odd)
+
+
+def test_train_refuses_nonsense_before_it_writes(data_dir, tmp_path):
+    usual = {"recipe": tiny(), "run_dir": tmp_path / "run", "data_dir": data_dir}
+    taken = {"recipe": set(), "run_dir": {"text"}, "device": OPTIONAL,
+             "data_dir": {"none", "text", "empty", "list", "table", "0"},
+             "max_seconds": REAL | {"inf", "huge"}, "batches": OPTIONAL,
+             "optimizer": OPTIONAL, "schedule": OPTIONAL}  # fmt: skip
+    for name, allowed in taken.items():
+        for what in EVERYTHING.keys() - allowed:
+            with pytest.raises(ValueError):
+                trainer.train(**usual | {name: EVERYTHING[what]}, show=False)
+                pytest.fail(f"{name}={what} was accepted")
+    with pytest.raises(ValueError, match="3 cannot be called: batches, optimizer"):
+        trainer.train(**usual, callbacks=[3])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [({"accumulate": 10**9}, "accumulate=1000000000: .*from 1 to 10,000"),
+     ({"prefetch": 10**9}, "prefetch=.*from 0 to 1,000"),
+     ({"copies": 10**9}, "copies=.*from 1 to 1,000"),
+     ({"joined": 10**9}, "joined=.*from 0 to 100"),
+     ({"packed": 1}, "packed=1: .*two pairs")],
+)  # fmt: skip
+def test_what_would_never_end_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        Recipe.load("grammar", **changes)
