@@ -126,6 +126,62 @@ def test_translate_writes_one_line_for_each_whatever_it_says(at, capsys):
     assert not list(at.glob("*.part"))
 
 
+def test_prepare_finds_columns_and_says_what_it_read(at, capsys):
+    """A table with ids, a small text, a rule for punctuation: all by options."""
+    rows = [f"{i}\tA dog {i}.\t{i + 9}\t犬，{i}？\n" for i in range(60)]
+    (at / "ids.tsv").write_text("".join(rows), "utf-8")
+    small = ["--vocab-size", "340"]
+    assert main(["prepare", "--train", "ids.tsv", "--out", "found", *small]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("first pair: 'A dog 0.' -> '犬，0？'\n")
+    assert "ids.tsv: kept 60 of 60 lines" in said.out and "held out" in said.err
+    found = Prepared.load(at / "found").tokenizer
+    assert found.decode(found.encode("犬，7？")) == "犬，7？"
+    other = ["--columns", "4,2", "--share", "0.3", "--normalize", "nmt_nfkc"]
+    asked = ["prepare", "--train", "ids.tsv", "--out", "asked", *small, *other]
+    assert main(asked) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("first pair: '犬，0？' -> 'A dog 0.'\n")
+    prepared = Prepared.load(at / "asked")
+    assert len(prepared.valid) > 9
+    assert prepared.tokenizer.decode(prepared.tokenizer.encode("犬，7？")) == "犬,7?"
+    (at / "two.tsv").write_text("".join(f"{i}\tA dog.\n" for i in range(9)))
+    assert main(["prepare", "--train", "two.tsv", "--out", "no", *small]) == 2
+    said = capsys.readouterr().err
+    assert "column 1 holds numbers" in said and "--columns" in said
+    assert not (at / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--columns", "2"), ("--columns", "0,1"), ("--columns", "a,"), ("--share", "0"),
+     ("--share", "2"), ("--share", "x"), ("--normalize", "nfd"), ("--from", ""),
+     ("--bad", "none"), ("--threads", "999999999999")],
+)  # fmt: skip
+def test_options_of_prepare_that_cannot_be(option, value, at, capsys):
+    words = ["prepare", "--train", "train.en", "train.de", "--out", "never"]
+    try:
+        status = main([*words, option, value])
+    except SystemExit as end:
+        status = end.code
+    said = capsys.readouterr().err
+    assert status == 2 and option.strip("-") in said and "Traceback" not in said
+    assert not (at / "never").exists()
+
+
+def test_prepare_says_and_refuses_what_it_cannot_read(at, capsys):
+    lines = [f"A dog {i}.\tEin Hund {i}.\n" for i in range(300)]
+    (at / "bad.tsv").write_text("".join(lines) + "no tab\n" * 100)
+    asked = ["prepare", "--train", "bad.tsv", "--out", "bad", "--vocab-size", "300"]
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert "100 of 400 lines cannot be read" in said and "--bad drop" in said
+    assert main([*asked, "--bad", "drop"]) == 0
+    said = capsys.readouterr()
+    assert "25% of lines cannot be read" in said.err
+    assert "100 columns" in said.out and "kept 300 of 400" in said.out
+
+
 def test_evaluate_and_diagnose_say_what_they_leave_out(at, capsys):
     """Lines that are not UTF-8 or have no other side: on the screen, in JSON."""
     for name in ("test.en", "test.de"):
@@ -191,7 +247,8 @@ def test_prepare_accounts_for_every_pair(at, capsys):
     assert main([*asked, "--threads", "1", "--out", "shared"]) == 0
     said = capsys.readouterr().out
     wanted = (
-        r"shared.tsv: kept ([\d,]+) of .*\nof these, (\d+) left out of train: target "
+        r"first pair: .*\nshared.tsv: kept ([\d,]+) of .*\n"
+        r"of these, (\d+) left out of train: target "
         r"held out to validate on\n(\d+) pairs to train on and (\d+) to validate on"
     )
     numbers = re.match(wanted, said).groups()

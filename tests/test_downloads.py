@@ -1,7 +1,12 @@
 """Chapter 08: public files, fetched and checked."""
 
+import gzip
 import http.client
+import io
+import lzma
+import tarfile
 import tempfile
+import tracemalloc
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 
@@ -112,6 +117,38 @@ def test_unpack_of_anything_is_text_or_a_sentence(content):
             assert str(error).startswith("file ")
 
 
+def tarred(kind):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        info = tarfile.TarInfo("a.txt")
+        info.type, info.linkname = kind, "/etc/passwd"
+        archive.addfile(info)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.SYMTYPE]
+)
+def test_a_member_that_is_no_file_is_said(kind):
+    with pytest.raises(CorpusUnavailable, match="x.tgz is .*a.txt in it is no file"):
+        unpack(tarred(kind), "x.tgz", "a.txt")
+
+
+@pytest.mark.parametrize("form", ["zip", "gz", "xz"])
+def test_what_unpacks_without_an_end_is_stopped(form, monkeypatch):
+    """An archive that was made to fill the memory: a thousand times its size."""
+    monkeypatch.setattr(downloads, "_MOST", 1 << 22)
+    zeros = bytes(1 << 26)
+    packed = {"gz": gzip.compress, "xz": lzma.compress}.get(form, archive)(zeros)
+    assert len(packed) < len(zeros) / 500
+    tracemalloc.start()
+    with pytest.raises(CorpusUnavailable, match="unpacks to more than 4 MiB"):
+        unpack(packed, "x")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 26
+
+
 # --- a real server that misbehaves ---------------------------------------------------
 
 
@@ -186,6 +223,25 @@ def test_a_link_where_a_part_belongs_is_not_followed(server, tmp_path):
         assert len(everything()) == 9000
     assert (tmp_path / "victim").read_text() == "mine"
     assert leftovers(tmp_path) == ["deu-eng.zip.lock", PARTS[0], "victim"]
+
+
+def test_a_link_where_the_lock_belongs_is_not_followed(server, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "deu-eng.zip.lock").symlink_to(tmp_path / "somebody's")
+    with pytest.warns(UserWarning, match="deu-eng.zip.lock could not be .*link"):
+        assert everything()
+    assert not (tmp_path / "somebody's").exists()
+    assert (tmp_path / "cache" / "deu-eng.zip.lock").is_symlink()
+
+
+def test_what_a_killed_download_left_is_swept_by_the_next(server, tmp_path):
+    (tmp_path / "cache").mkdir()
+    mine = [f"deu-eng.zip{name}.0123abcd.part" for name in ("", ".part.json")]
+    others = ["fra-eng.zip.0123abcd.part", "deu-eng.zip.mine.part"]
+    for name in (*mine, *others):
+        (tmp_path / "cache" / name).write_text("half")
+    everything()
+    assert leftovers(tmp_path) == sorted(["deu-eng.zip", *others])
 
 
 def test_without_a_length_the_checksum_tells(server, tmp_path):

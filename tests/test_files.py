@@ -187,3 +187,39 @@ def test_leftovers_are_those_of_the_names_that_were_asked_for(tmp_path):
     (tmp_path / "a.json.01234567.part").mkdir()
     found = files.leftovers(tmp_path, "a.json", "step-*.x")
     assert [path.name for path in found] == [*own]
+
+
+def test_a_claim_does_not_follow_a_link(tmp_path):
+    (tmp_path / "lock").symlink_to(tmp_path / "other")
+    with pytest.raises(files.NotWritten, match="lock could not be written"):
+        with files.claimed(tmp_path / "lock"):
+            pass
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    done, sync, move = [], os.fsync, os.replace
+
+    def note(handle):
+        done.append(os.readlink(f"/proc/self/fd/{handle}"))
+        sync(handle)
+
+    def renamed(old, new):
+        done.append("renamed")
+        move(old, new)
+
+    monkeypatch.setattr(files.os, "fsync", note)
+    monkeypatch.setattr(files.os, "replace", renamed)
+    put(tmp_path / "x", b"new")
+    assert done[0].endswith(".part") and done[1:] == ["renamed", str(tmp_path)]
+
+
+def test_a_disk_that_is_full_at_the_folder_is_said(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(files.NotWritten, match="No space left on device.*Free some"):
+        put(tmp_path / "x", b"new")
+    with pytest.raises(OSError, match="No space left"):
+        files.sync(tmp_path)

@@ -819,6 +819,17 @@ def test_a_disk_that_fills_up_is_said_and_leaves_nothing(
     assert len(prepare(text, tmp_path / "data", vocab_size=300).train) > 1900
 
 
+@pytest.mark.parametrize("said", ["I/O error: No space left on device (os error 28)"])
+def test_a_library_that_finds_the_disk_full_says_so_in_our_words(said, tmp_path):
+    with pytest.raises(NotWritten, match="x could not be written .*Free some space"):
+        with room.whole_folder(tmp_path / "x"):
+            raise RuntimeError(said)
+    with pytest.raises(RuntimeError, match="something else"):
+        with room.whole_folder(tmp_path / "x"):
+            raise RuntimeError("something else")
+    assert not list(tmp_path.iterdir())
+
+
 def small_disk(path):
     """A disk of 64 kilobytes, where this may be mounted."""
     path.mkdir()

@@ -585,7 +585,7 @@ def _check_gpu() -> tuple:
 def _check_packages() -> tuple:
     """The packages that the library itself needs."""
     names = ("numpy", "sentencepiece", "sacrebleu", "sacremoses", "safetensors",
-             "matplotlib", "tqdm")  # fmt: skip
+             "matplotlib", "tqdm", "defusedxml")  # fmt: skip
     missing = [name for name in names if util.find_spec(name) is None]
     if missing:
         return False, f"missing: {', '.join(missing)}; pip install {' '.join(missing)}"

@@ -14,6 +14,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import stat
 import warnings
@@ -231,6 +232,11 @@ def whole_folder(folder: str | Path, last: str = "manifest.json") -> Iterator[Pa
     except OSError as error:
         if error.errno in _NO_ROOM or isinstance(error, NotWritten):
             raise NotWritten(folder, error) from error
+        raise
+    except Exception as error:  # of a library that writes by itself
+        if re.search(r"No space left|os error 28\b", str(error)):
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise NotWritten(folder, full) from error
         raise
     finally:
         try:
