@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import os
+import resource
 import shutil
 import struct
 import warnings
@@ -17,11 +18,14 @@ from elsewhere import second_device
 from engines import ODD, exact_engine, int8_engine, sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from transformer_lib import export as export_module
 from transformer_lib import files as files_module
 from transformer_lib import onnx_export
 from transformer_lib.batches import pad
+from transformer_lib.checkpoints import _write_manifest
 from transformer_lib.ctranslate2_export import CTranslate2Model, _export_ctranslate2
 from transformer_lib.decoding import (
     CachedSteps,
@@ -58,6 +62,7 @@ from transformer_lib.onnx_export import (
     _rounded_to_8_bits,
     _tokenizer_data,
 )
+from transformer_lib.prepared import prepare
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig, _normal_weights
@@ -1043,6 +1048,146 @@ def test_engines_write_over_nothing_else(tmp_path, write):
         write(model, tokenizer, tmp_path)
     with pytest.raises(ValueError, match="give the one it was trained with"):
         write(Transformer(TransformerConfig(9, 8, 2)), tokenizer, tmp_path / "new")
+
+
+# --- left, full, damaged, and not what it is taken for --------------------------------
+
+
+def test_what_a_killed_export_left_is_swept_by_the_next(tmp_path):
+    """In the folder of the export alone, and nothing of anybody else's."""
+    model, tokenizer = small_model()
+    out = tmp_path / "out"
+    export_module.export_model(model, tokenizer, out, kinds=["marian"])
+    before = {*out.rglob("*")}
+    for part in (out / ".onnx.part", out / ".marian.part", tmp_path / ".out.part"):
+        (part / "new").mkdir(parents=True)
+        (part / "made-by-transformer-lib").touch()
+        (part / "new" / "weights.bin").write_text("half")
+    (out / ".ctranslate2.part").mkdir()
+    (out / ".ctranslate2.part" / "thesis.txt").write_text("mine")
+    for place in (out, tmp_path):
+        (place / "probe.0123abcd.part").touch()
+    (out / "probe.part").touch()  # no name that we give
+    export_module.export_model(model, tokenizer, out, kinds=["marian"])
+    theirs = {out / ".ctranslate2.part", out / ".ctranslate2.part" / "thesis.txt"}
+    assert {*out.rglob("*")} - before == theirs | {out / "probe.part"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "out", ".out.part", "probe.0123abcd.part"
+    }  # fmt: skip
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
+    """Safetensors hides which error the system gave: once as it comes, once as ours."""
+    from transformers import MarianMTModel
+
+    model, tokenizer = small_model()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            _export_marian(model, tokenizer, tmp_path / "it")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    def full(self, folder):
+        (folder / "config.json").write_text("{}")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(MarianMTModel, "save_pretrained", full)
+    with pytest.raises(OSError, match="it could not be .* Free some space on the disk"):
+        _export_marian(model, tokenizer, tmp_path / "it")
+    assert not list(tmp_path.iterdir())
+
+
+def sealed(manifest):
+    """A manifest with the checksum that it should have."""
+    return json.dumps(manifest | {"checksum": onnx_export._data_checksum(manifest)})
+
+
+def test_damage_with_a_right_checksum_is_told_too(folder, tmp_path):
+    """As of who writes another file and its checksum, or another shape."""
+    place = shutil.copytree(folder, tmp_path / "it")
+    whole = json.loads((place / "manifest.json").read_text("utf-8"))
+    del whole["checksum"]
+    for name, content in (("step.onnx", b"no graph"), ("weights.bin", b"short"),
+                          ("tokenizer.model", b"no pieces")):  # fmt: skip
+        before = (place / name).read_bytes()
+        (place / name).write_bytes(content)
+        known = {"bytes": 5, "sha256": hashlib.sha256(content).hexdigest()}
+        changed = whole | {"files": whole["files"] | {name: known}}
+        (place / "manifest.json").write_text(sealed(changed), "utf-8")
+        with pytest.raises(ValueError, match="no graphs that|no SentencePiece model"):
+            OnnxModel(place)
+        (place / name).write_bytes(before)
+    for changes in ({"decoding": {}}, {"model": {}}, {"files": {}}, {"model": 3},
+                    {"files": {"tokenizer.model": {}}}):  # fmt: skip
+        (place / "manifest.json").write_text(sealed(whole | changes), "utf-8")
+        with pytest.raises(ValueError, match="give the folder of an export"):
+            OnnxModel(place)
+
+
+def test_damaged_marian_models_are_told(tmp_path):
+    """Of others, who write no manifest: each library has errors of its own."""
+    model, tokenizer = small_model()
+    place = _export_marian(model, tokenizer, tmp_path / "it")
+    (place / "manifest.json").unlink()
+    from_marian(place, "cpu")
+    weights = load_file(place / "model.safetensors")
+    some = dict(list(weights.items())[3:])
+    other = {name: tensor[..., :-1].contiguous() for name, tensor in weights.items()}
+    for name, content in (
+        ("model.safetensors", b""), ("model.safetensors", b"\xff" * 100),
+        ("model.safetensors", save(some)), ("model.safetensors", save(other)),
+        ("config.json", b"{"), ("config.json", b"[]"), ("vocab.json", b"\xff"),
+        ("config.json", b'{"d_model": "x"}'), ("vocab.json", b"[3]"),
+        ("source.spm", b"no pieces"),
+    ):  # fmt: skip
+        before = (place / name).read_bytes()
+        (place / name).write_bytes(content)
+        with pytest.raises(ValueError, match="no Marian model, or a damaged|spm differ"):
+            from_marian(place, "cpu")
+        (place / name).write_bytes(before)
+    from_marian(place, "cpu")
+
+
+def test_an_engine_that_cannot_be_used_is_told(tmp_path):
+    model, tokenizer = small_model()
+    place = _export_ctranslate2(model, tokenizer, tmp_path / "it")
+    (place / "model.bin").write_bytes(b"no model")
+    _write_manifest(place)
+    with pytest.raises(ValueError, match="it cannot be used"):
+        CTranslate2Model(place)
+
+
+def test_an_export_given_as_a_model_says_what_it_is(tmp_path):
+    model, tokenizer = small_model()
+    folders = export_module.export_model(model, tokenizer, tmp_path / "out")
+    for kind, telling in (
+        ("onnx", "ONNX Runtime, which .*OnnxModel runs"), ("marian", ".*MarianMTModel"),
+        ("ctranslate2", ".*`transformer-lib serve`"), ("onnx-int8", "ONNX Runtime"),
+        ("ctranslate2-int8", "CTranslate2"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{kind} is an export for {telling}"):
+            load_pretrained(folders[kind])
+    with pytest.raises(ValueError, match="out/ctranslate2 is an export for"):
+        Translator.from_pretrained(tmp_path / "out")
+
+
+def test_an_export_names_no_folder_of_its_owner(tmp_path):
+    pairs = grammar_split("train", 60)
+    for side, end in enumerate(("en", "de")):
+        text = "".join(pair[side] + "\n" for pair in pairs)
+        (tmp_path / f"mine.{end}").write_text(text, "utf-8")
+    files = [str(tmp_path / f"mine.{end}") for end in ("en", "de")]
+    data = prepare({"train": files, "valid": files}, tmp_path / "data", vocab_size=340)
+    model, _ = small_model(num_layers=1)
+    about = {"data": data.data, "recipe": {"max_length": 60}}
+    folders = export_module.export_model(model, data.tokenizer, tmp_path / "out", about)
+    for folder in folders.values():
+        for path in folder.iterdir():
+            assert str(tmp_path).encode() not in path.read_bytes(), path
+    manifest = json.loads((folders["onnx"] / "manifest.json").read_text("utf-8"))
+    assert "mine.en" in json.dumps(manifest["data"])
 
 
 # --- exercises ------------------------------------------------------------------------

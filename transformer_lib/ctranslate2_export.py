@@ -191,10 +191,13 @@ class CTranslate2Model:
         self.tokenizer = Tokenizer.load(folder / "tokenizer.model")
         self.names = _piece_names(self.tokenizer)
         self.max_length = _trained_length(_read_config(folder))
-        self.engine = ctranslate2.Translator(
-            str(folder), device=device, compute_type=kind, intra_threads=threads,
-            inter_threads=1,
-        )  # fmt: skip
+        try:
+            self.engine = ctranslate2.Translator(
+                str(folder), device=device, compute_type=kind, intra_threads=threads,
+                inter_threads=1,
+            )  # fmt: skip
+        except RuntimeError as error:
+            raise ValueError(f"{folder} cannot be used ({error}).") from error
 
     def decode(
         self, rows: Sequence[Sequence[int]], beam_size: int = 4, alpha: float = 0.6,

@@ -22,7 +22,9 @@ import torch
 
 from .batches import pad
 from .decoding import greedy_decode
-from .prepared import _is_free
+from .files import leftovers
+from .prepared import _is_free, sweep_part
+from .runs import _exported_as
 from .tokenizer import BOS, EOS, Tokenizer
 from .transformer import Transformer, evaluating
 
@@ -35,6 +37,8 @@ def export_model(
     about: dict | None = None, kinds: Sequence[str] = _EXPORTS,
 ) -> dict[str, Path]:  # fmt: skip
     """Write a model for other programs, each kind into a folder of its name.
+
+    What killed exports left in the folder is swept.
 
     Args:
         model: A trained model.
@@ -70,7 +74,12 @@ def export_model(
         )
     for kind in kinds:  # first all that can be said before anything is written
         _check_export(model, tokenizer, Path(folder) / kind, kind)
-    return {kind: writers[kind](Path(folder) / kind) for kind in kinds}
+    written = {kind: writers[kind](Path(folder) / kind) for kind in kinds}
+    for kind in _EXPORTS:  # the folder is an export's now
+        sweep_part(Path(folder) / kind)
+    for path in leftovers(folder, "probe"):
+        path.unlink(missing_ok=True)
+    return written
 
 # %% ../notebooks/22_export.ipynb #b66991f6
 def prove(
@@ -144,13 +153,6 @@ def _token_scores(forward, src: Sequence[Sequence[int]], tgt) -> list[list[float
     return [row[: len(t) + 1].tolist() for row, t in zip(found, tgt, strict=True)]
 
 # %% ../notebooks/22_export.ipynb #9e1b35e4
-_MARKS = {  # files by which an earlier export is known
-    "onnx": ("manifest.json", "step.onnx"),
-    "marian": ("source.spm", "target.spm"),
-    "ctranslate2": ("model.bin", "tokenizer.model"),
-}
-
-
 def _check_export(
     model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str
 ) -> None:
@@ -179,7 +181,7 @@ def _check_export(
         )
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give a folder.")
-    known = all((folder / mark).exists() for mark in _MARKS[kind])
+    known = _exported_as(folder) == kind
     if folder.is_dir() and not _is_free(folder) and not known:
         raise ValueError(
             f"{folder} holds something else than an export: name another folder."

@@ -10,10 +10,13 @@ __all__ = ['to_marian', 'from_marian']
 # %% ../notebooks/22_export.ipynb #63887af2
 import contextlib
 import json
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from .checkpoints import _verify_manifest, _write_json, _write_manifest
@@ -162,7 +165,12 @@ def _export_marian(
             pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
             decoder_start_token_id=BOS,
         )  # fmt: skip
-        twin.save_pretrained(aside)
+        try:
+            twin.save_pretrained(aside)
+        except SafetensorError as error:  # it hides the system's own
+            if number := re.search(r"os error (\d+)", str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+            raise
         names = {name: i for i, name in enumerate(_piece_names(tokenizer))}
         _write_json(aside / "vocab.json", names)
         for side in ("source", "target"):
@@ -198,12 +206,18 @@ def from_marian(
         with _without_bars():
             from transformers import MarianMTModel
 
-            twin = MarianMTModel.from_pretrained(folder, local_files_only=True)
+            twin, found = MarianMTModel.from_pretrained(
+                folder, local_files_only=True, output_loading_info=True
+            )
+        if missing := sorted(found["missing_keys"]):
+            raise ValueError(f"its weights lack {missing[0]}")
         sides = [(folder / f"{side}.spm").read_bytes() for side in ("source", "target")]
         names = dict(json.loads((folder / "vocab.json").read_text("utf-8")))
         wrong = _other_pieces(*sides, names)
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{folder} holds no Marian model: {error}") from error
+    except Exception as error:  # each library that reads a file has its own
+        raise ValueError(
+            f"{folder} holds no Marian model, or a damaged one ({error})."
+        ) from error
     if wrong:
         raise ValueError(
             f"{folder}: {wrong}. Source and target must share one SentencePiece model, "

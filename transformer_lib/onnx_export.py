@@ -26,6 +26,7 @@ from .export import _check_export, _check_threads, _on_cpu, _quietly
 from .files import whole_file
 from .positions import LearnedPositions, frequencies
 from .prepared import _data_checksum, _put_back, whole_folder
+from .runs import _public
 from .speed import _quantize_rows
 from .tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from .transformer import Transformer, evaluating
@@ -383,7 +384,7 @@ def _manifest_of(
             "max_length": _trained_length(about),
             "never_said": list(_NEVER_SAID),
         },
-        "data": about.get("data", {}),
+        "data": _public(about.get("data", {})),
         "files": {
             name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for name, content in files.items()
@@ -508,12 +509,18 @@ class OnnxModel:
         self.manifest = _read_manifest(folder)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = threads
-        self.encoder, self.session = (
-            onnxruntime.InferenceSession(
-                folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"]
+        try:
+            self.encoder, self.session = (
+                onnxruntime.InferenceSession(
+                    folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"]
+                )
+                for name in ("encoder", "step")
             )
-            for name in ("encoder", "step")
-        )
+        except Exception as error:  # of several kinds, all its own
+            raise ValueError(
+                f"{folder} holds no graphs that ONNX Runtime can run ({error}): export "
+                "them again."
+            ) from error
         self.tokenizer = Tokenizer.load(folder / "tokenizer.model")
 
     def _steps(self, src_ids: Tensor) -> _OnnxSteps:
@@ -569,8 +576,13 @@ def _read_manifest(folder: Path) -> dict:
     folder = _put_back(folder)
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        needed = "files", "model", "decoding"
-        files, *_ = (manifest[name].items() for name in needed)
+        files, model, decoding = (
+            manifest[name].items() for name in ("files", "model", "decoding")
+        )
+        fits = {"beam_size", "alpha", "max_extra"} <= dict(decoding).keys()
+        fits &= "positions" in dict(model) and "tokenizer.model" in dict(files)
+        if not fits or not all("sha256" in known for _, known in files):
+            raise ValueError("a part of it is missing")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{folder} has no manifest.json of an export to ONNX: give the folder of "
@@ -587,7 +599,7 @@ def _read_manifest(folder: Path) -> dict:
         if hashlib.sha256(content).hexdigest() != known["sha256"]:
             raise ValueError(
                 f"{path} is damaged or missing ({len(content):,} bytes, not "
-                f"{known['bytes']:,}): export or fetch it again."
+                f"{known.get('bytes', 0):,}): export or fetch it again."
             )
     return manifest
 

@@ -188,6 +188,8 @@ def _public(record: dict) -> dict:
         public["corpus"] = corpus | {split: name(corpus[split]) for split in splits}
     elif corpus:
         public["corpus"] = name(corpus)
+    if sizes := record.get("input_sizes"):
+        public["input_sizes"] = {name(file): size for file, size in sizes.items()}
     start = Path(record.get("start_from", ""))
     if start.is_absolute():
         public["start_from"] = "/".join(start.parts[-2:])
@@ -496,10 +498,34 @@ def _find_pretrained(folder_or_name: str | Path) -> Path:
         folder = _put_back(place)
         if any((folder / n).is_file() for n in ("weights.safetensors", "recipe.json")):
             return folder
+    for folder in (given, *sorted(given.glob("*/"))):
+        if kind := _exported_as(folder):
+            raise ValueError(
+                f"{folder} is an export for {_EXPORTED[kind][0]}. To translate with "
+                "this library, give the model that it was made from."
+            )
     known = sorted(path.parent.name for path in shipped.glob("*/weights.safetensors"))
     raise ValueError(
         f"no model {str(folder_or_name)!r}: give a folder, or one of {known}."
     )
+
+
+_EXPORTED = {  # chapter 22's folders: what for, and files by which they are known
+    "onnx": ("ONNX Runtime, which transformer_lib.onnx_export.OnnxModel runs",
+             "manifest.json", "step.onnx"),
+    "marian": ("Hugging Face's transformers, where MarianMTModel loads it",
+               "source.spm", "target.spm"),
+    "ctranslate2": ("CTranslate2, which `transformer-lib serve` answers with",
+                    "model.bin", "tokenizer.model"),
+}  # fmt: skip
+
+
+def _exported_as(folder: Path) -> str:
+    """As what a folder was exported: a name in _EXPORTED, or "" if it was not."""
+    for kind, (_, *names) in _EXPORTED.items():
+        if all((folder / name).exists() for name in names):
+            return kind
+    return ""
 
 # %% ../notebooks/13_runs.ipynb #c6c1077f
 def _from_pretrained(
