@@ -665,6 +665,7 @@ def shell(line, at):
     line = line.replace("transformer-lib", f"{sys.executable} -c '{code}'")
     done = subprocess.run(
         ["bash", "-c", line], cwd=at, text=True, capture_output=True, timeout=1800,
+        errors="surrogateescape",
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert "Traceback" not in done.stdout + done.stderr
@@ -680,6 +681,20 @@ def test_streams_that_are_closed(at):
     assert shell(f"{few} few.en 2>&-", at)[0] == 0
     assert shell(f"{few} few.en --output few.de <&- >&- 2>&-", at) == (0, "", "")
     assert len((at / "few.de").read_text("utf-8").splitlines()) == 2
+
+
+def test_names_of_files_need_not_be_utf_8(at):
+    """A byte of Latin-1 is said and recorded, and no work is lost at its end."""
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    for split in ("test", "train"):
+        (at / f"{name}.{split}").write_bytes((at / f"{split}.en").read_bytes())
+    line = f"prepare --train {name}.train train.de --out d-{name} --vocab-size 500"
+    status, out, errors = shell(f"transformer-lib {line} --threads 1", at)
+    assert status == 0 and "'utf-8' codec" not in errors
+    assert Prepared.load(at / f"d-{name}", verify=True).data["train_pairs"] > 700
+    line = f"evaluate run --test {name}.test test.de --beam-size 1 --json {name}.json"
+    assert shell(f"PYTHONUTF8=0 LC_ALL=C.UTF-8 transformer-lib {line}", at)[0] == 0
+    assert name in json.loads((at / f"{name}.json").read_text("utf-8"))["test_set"]
 
 
 def test_inputs_of_a_shell(at):

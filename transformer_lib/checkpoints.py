@@ -33,6 +33,7 @@ def _write_json(path: str | Path, value) -> None:
         OSError: If it cannot be written; what was there before is still there.
     """
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    text = text.encode(errors="backslashreplace").decode()  # a file's odd name
     with whole_file(path, "w") as file:
         file.write(text)
 

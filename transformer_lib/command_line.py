@@ -128,6 +128,8 @@ def _open_streams(asked: argparse.Namespace) -> None:
     if sys.stdout is None and not getattr(asked, "output", None):
         raise ValueError("standard output is closed: send it to a file with > FILE.")
     sys.stdout = sys.stdout or open(os.devnull, "w")
+    if hasattr(sys.stdout, "reconfigure"):  # names of files need not be UTF-8
+        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 def _say(message) -> None:

@@ -796,6 +796,7 @@ def _write_data(part: Path, data: dict) -> None:
     data = json.loads(json.dumps(data, default=str))
     data["checksum"] = _data_checksum(data)
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    text = text.encode(errors="backslashreplace").decode()  # a file's odd name
     with open(part / "data.json", "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
