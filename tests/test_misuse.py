@@ -9,6 +9,9 @@ import torch
 from small_runs import SMALL, tiny
 
 from transformer_lib import (
+    DecoderLayer,
+    EncoderLayer,
+    MultiHeadAttention,
     Recipe,
     Transformer,
     TransformerConfig,
@@ -17,8 +20,10 @@ from transformer_lib import (
     greedy_decode,
     label_smoothed_cross_entropy,
     noam_lr,
+    sinusoidal_positions,
     trainer,
 )
+from transformer_lib.batches import pack
 from transformer_lib.training import fit
 from transformer_lib.transformer import default_device
 
@@ -91,6 +96,21 @@ def test_nonsense_is_refused_in_a_sentence(door):
                 pytest.fail(f"{name}={what} was accepted")
 
 
+@pytest.mark.parametrize("odd", [-1, math.nan, math.inf, 1.5])
+def test_layers_refuse_what_no_error_of_torch_tells(odd):
+    """A dropout rate, a function, a length that cannot be; torch reports the rest."""
+    for layer in (
+        lambda: MultiHeadAttention(16, 2, dropout=odd),
+        lambda: EncoderLayer(16, 2, 32, attention_dropout=odd),
+        lambda: DecoderLayer(16, 2, 32, attention_dropout=odd),
+        lambda: MultiHeadAttention(16, 2, attention=odd),
+        lambda: Transformer(MODEL.config, attention=odd),
+        lambda: sinusoidal_positions(odd, 16),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            layer()
+
+
 def test_what_is_allowed_is_taken():
     for door, (usual, arguments) in DOORS.items():
         if door is average_checkpoints:  # there are no files
@@ -139,3 +159,9 @@ def test_train_refuses_nonsense_before_it_writes(data_dir, tmp_path):
 def test_what_would_never_end_is_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         Recipe.load("grammar", **changes)
+
+
+@pytest.mark.parametrize("width", [0, -1])
+def test_a_row_without_room_is_refused(pairs, width):
+    with pytest.raises(ValueError, match=f"width={width}: a row must have room"):
+        pack(pairs, [0, 1], width)

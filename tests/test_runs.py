@@ -1,5 +1,6 @@
 """Chapter 13: the folder of a run, models to give away, evidence, mistakes."""
 
+import errno
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from small_runs import FEW, tiny
 
 from transformer_lib import checkpoints, files, runs, trainer
 from transformer_lib.checkpoints import Progress
+from transformer_lib.command_line import main
 from transformer_lib.corpora import Corpus
 from transformer_lib.exercises.runs import check_average, check_best_step
 from transformer_lib.recipes import Recipe
@@ -228,6 +230,21 @@ def test_what_is_given_away_names_no_folder_of_its_owner(train, tmp_path):
         assert not re.search(r'"[^"\n]*(/home|/tmp|/root|/me/|/work)', path.read_text())
     owned = runs._read_json(tmp_path / "second" / "recipe.json")
     assert owned["corpus"] == files  # to go on, the run itself needs them
+
+
+def test_a_folder_that_may_not_be_written_is_told(train, tmp_path, monkeypatch, capsys):
+    """By train, with what to do; by any command, in a sentence of ours."""
+
+    def denied(path, *args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", denied)
+        with pytest.raises(files.NotWritten, match="run could not be .*Choose a place"):
+            train(tiny(), tmp_path / "run")
+    monkeypatch.setattr(Path, "is_file", denied)
+    assert main(["translate", str(tmp_path / "run")]) == 2
+    assert "cannot be used: Permission denied." in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

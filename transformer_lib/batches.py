@@ -368,10 +368,12 @@ def pack(pairs: TokenPairs, indices: Sequence[int], width: int) -> Packed:
             longer, the rows are as wide as that pair.
 
     Raises:
-        ValueError: If there are no pairs.
+        ValueError: If there are no pairs, or width is below 1.
 
     Source: Krell et al. 2021 (packing, for BERT).
     """
+    if width < 1:
+        raise ValueError(f"width={width}: a row must have room for a token.")
     taken = [tuple(side.tolist() for side in pairs[i]) for i in indices]
     sizes = [(len(source) + 1, len(target) + 1) for source, target in taken]
     width = max(width, *map(max, sizes), 0)

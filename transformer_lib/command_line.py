@@ -54,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         if type(error) is OSError and error.errno and error.filename is None:  # print's
             error = f"standard output could not be written ({error.strerror})."
+        elif str(error).startswith("[Errno"):  # Python's own words, with no advice
+            error = f"{error.filename} cannot be used: {error.strerror}."
         _say(error)
         return 2
 
@@ -274,10 +276,10 @@ def _run_train(asked: argparse.Namespace) -> None:
         recipe, asked.run, data_dir=asked.data, device=asked.device,
         max_seconds=60 * asked.max_minutes,
     )  # fmt: skip
-    last = run.history[-1]
+    step, loss = (run.history[-1][name] for name in ("step", "valid_loss"))
     print(
-        f"{asked.run}: {last['step']:,} of {recipe.max_steps:,} updates, validation "
-        f"perplexity {math.exp(last['valid_loss']):.2f}."
+        f"{asked.run}: {step:,} of {recipe.max_steps:,} updates, validation "
+        f"perplexity {math.exp(loss) if loss < 700 else math.inf:.2f}."
     )
 
 # %% ../notebooks/18_command_line.ipynb #033fd683
@@ -299,7 +301,8 @@ def _run_average(asked: argparse.Namespace) -> None:
     _load_weights(run.model, average_checkpoints(files))
     record = {"averaged": [_step_of(file) for file in files]}
     run.save_pretrained(out, half=not asked.full, record=record)
-    print(f"The average of the last {len(files)} checkpoints is in {out}.")
+    fewer = f" ({asked.last} were asked for)" if len(files) < asked.last else ""
+    print(f"The average of the last {len(files)} checkpoints{fewer} is in {out}.")
 
 # %% ../notebooks/18_command_line.ipynb #5a0f03cc
 def _lines_of(files: Iterable[Path]) -> Iterator[str]:

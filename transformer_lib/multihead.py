@@ -38,7 +38,7 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
         ValueError: If a size is not positive, or if a width is left to
-            d_model // num_heads and that does not divide.
+            d_model // num_heads and that does not divide, or dropout is no probability.
 
     Source: Vaswani et al. 2017, section 3.2.2 and Figure 2.
     """
@@ -55,6 +55,8 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         d_k, d_v = _head_widths(d_model, num_heads, d_k, d_v)
+        if not 0 <= dropout <= 1 or not callable(attention or _fused):
+            raise ValueError("dropout must be a probability, attention a function.")
         self.d_model, self.num_heads, self.dropout = d_model, num_heads, dropout
         self.attention = attention or _fused
         self.w_q = nn.Linear(d_model, num_heads * d_k, bias=bias)

@@ -51,8 +51,8 @@ def sinusoidal_positions(length: int, d_model: int) -> Tensor:
 
     Source: Vaswani et al. 2017, section 3.5.
     """
-    if length < 0:
-        raise ValueError(f"length={length}: it must be 0 or more.")
+    if isinstance(length, float) or length < 0:
+        raise ValueError(f"length={length}: it must be 0 or more, and whole.")
     position = torch.arange(length, dtype=torch.float64)[:, None]  # (T, 1)
     angle = position * frequencies(d_model)  # (T, 1) * (D / 2) -> (T, D / 2)
     table = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (T, D / 2, 2)

@@ -42,7 +42,7 @@ from transformer_lib.checkpoints import (
     average_checkpoints,
 )
 from .corpora import load_corpus
-from .files import leftovers
+from .files import NotWritten, leftovers
 from transformer_lib.prepared import (
     Prepared,
     _is_free,
@@ -340,15 +340,19 @@ def _held_folder(run_dir: Path, rank: int = 0) -> Iterator[None]:
 
     Raises:
         ValueError: If another process trains there, or it is a file.
+        NotWritten: If it cannot be made or opened; an OSError that says what to do.
     """
     if rank:
         yield
         return
-    if run_dir.exists() and not run_dir.is_dir():
+    if os.path.exists(run_dir) and not run_dir.is_dir():
         raise ValueError(f"{run_dir} is a file: give a folder.")
-    new = not run_dir.exists()
-    run_dir.mkdir(parents=True, exist_ok=True)
-    handle = os.open(run_dir, os.O_RDONLY) if os.name == "posix" else None
+    try:
+        new = not run_dir.exists()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        handle = os.open(run_dir, os.O_RDONLY) if os.name == "posix" else None
+    except OSError as error:
+        raise NotWritten(run_dir, error) from error
     try:
         if not _lock(handle, wait=False):
             raise ValueError(
