@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformer_lib.corpora import Corpus
 from transformer_lib.decoding import Hypothesis, beam_search, greedy_decode
 from transformer_lib.evaluation import evaluate, sacre_bleu
+from transformer_lib.fine_tuning import add_pieces
 from transformer_lib.grammar import grammar_split
 from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -25,6 +26,7 @@ from transformer_lib.translator import (
     _put_back,
     _split_sentences,
     _take_out,
+    _Unknown,
     _unknown_characters,
     translate,
     translate_lines,
@@ -358,7 +360,7 @@ def test_time_to_cut_grows_with_the_length(unit):
 def test_a_million_dots_are_cut(shipped):
     """Into rows that the model can take, and none is lost."""
     (line,) = [_one_line("." * 10**6)]
-    cut = _cut_line(line, shipped.tokenizer, frozenset(), 128, by_sentence=True)
+    cut = _cut_line(line, shipped.tokenizer, _Unknown(), 128, by_sentence=True)
     assert cut.too_long and max(map(len, cut.rows)) <= 128
     assert "".join(map(shipped.tokenizer.decode, cut.rows)) == line
 
@@ -443,17 +445,16 @@ Is the dog here{}?
 def test_any_sign_is_there_once_and_nothing_of_it_is_read(shipped, signs, place):
     text = place.replace("{}", "".join(signs))
     (out,), tokenizer = shipped([text], beam_size=1), shipped.tokenizer
-    unknown = _unknown_characters([text], tokenizer)
-    left, taken = _take_out(text, unknown)
+    left, _ = _take_out(text, _unknown_characters([text], tokenizer))
     assert not any(c in left for c in signs)
-    assert unknown.isdisjoint(left) and not _unknown_characters([left], tokenizer)
+    assert not _unknown_characters([left], tokenizer).characters
     for c in {*"😂£→•=東ř👍"}:
         assert out.count(c) == text.count(c)
 
 
 def test_where_a_sign_goes():
     """In translations that nobody has to compute."""
-    unknown = frozenset("☕£°ř鰯")
+    unknown = _Unknown(frozenset("☕£°ř鰯"))
 
     def put(text, out):
         return _put_back(out, *_take_out(text, unknown))
@@ -471,6 +472,23 @@ def test_where_a_sign_goes():
     assert put("a ☕ b ☕ c", "x, y, z") == "x ☕ y ☕ z"
     assert put("☕ £", "") == "☕ £"
     assert put("a ☕ b", "") == "☕" and put("a b", "x  y") == "x  y"
+
+
+def test_symbols_of_the_vocabulary_are_read(shipped):
+    """Such as chapter 20's tags, though no sign in them can be read alone."""
+    tagged = add_pieces(shipped.tokenizer, [], symbols=["<2de>"])
+    rows = []
+
+    def decode(found):
+        rows.extend(found)
+        return [[Hypothesis(row[1:], -1.0, -1.0)] for row in found]
+
+    (tag,) = tagged.encode("<2de>")[-1:]
+    line = "<2de> Is 1 < 2 here?"
+    ((best,),) = translate_lines([line], tagged, decode)
+    assert tag in rows[0] and 4 + ord("<") not in rows[0] and "1 < 2" in best.text
+    ((best,),) = translate_lines(["<2de> Hello."], tagged, decode)
+    assert rows[1] == tagged.encode("<2de> Hello.")
 
 
 def test_lines_of_japanese_are_joined_without_spaces(shipped):

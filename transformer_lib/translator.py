@@ -308,19 +308,39 @@ def _cut_text(text: str, count: Callable[[str], int], limit: int) -> list[str]:
 _BYTES = {UNK, *range(EOS + 1, EOS + 257)}  # the tokenizer's ids of single bytes
 
 
-def _unknown_characters(lines: Sequence[str], tokenizer: Tokenizer) -> frozenset[str]:
-    """The characters of these lines that the vocabulary spells in bytes."""
+@dataclass(frozen=True)
+class _Unknown:
+    """What is not to be read.
+
+    Args:
+        characters: That the vocabulary spells in bytes.
+        symbols: Entries of the vocabulary with such characters in them, to be read all
+            the same, such as chapter 20's tag "<2de>".
+    """
+
+    characters: frozenset[str] = frozenset()
+    symbols: frozenset[str] = frozenset()
+
+
+def _unknown_characters(lines: Sequence[str], tokenizer: Tokenizer) -> _Unknown:
+    """What is not to be read of these lines."""
     found = zip(lines, tokenizer.encode_all(lines), strict=True)
     some = sorted(set().union(*(x for x, ids in found if not _BYTES.isdisjoint(ids))))
     ids = tokenizer.encode_all(some)
-    return frozenset(
+    characters = frozenset(
         c for c, row in zip(some, ids, strict=True) if not _BYTES.isdisjoint(row)
     )
+    if not characters:
+        return _Unknown()
+    learned = range(EOS + 257, tokenizer.vocab_size)
+    pieces = map(tokenizer.processor.id_to_piece, learned)
+    symbols = (piece for piece in pieces if not characters.isdisjoint(piece))
+    return _Unknown(characters, frozenset(symbols))
 
 # %% ../notebooks/17_translator.ipynb #dc377c7a
 _EAST_ASIAN = r"[\p{Han}\p{Hiragana}\p{Katakana}]"  # here each character is a word
 _WORD = rf"(?:(?!{_EAST_ASIAN})[\p{{L}}\p{{M}}\p{{N}}])+|{_EAST_ASIAN}"
-_UNIT = regex.compile(_WORD + r"|[^\p{M}\p{Cf}][\p{M}\p{Cf}]*|.")
+_UNIT = _WORD + r"|[^\p{M}\p{Cf}][\p{M}\p{Cf}]*|."
 _WORD = regex.compile(_WORD)
 
 
@@ -343,13 +363,16 @@ class _Sign:
     comma: bool
 
 
-def _take_out(text: str, unknown: frozenset[str]) -> tuple[str, list[_Sign]]:
+def _take_out(text: str, unknown: _Unknown) -> tuple[str, list[_Sign]]:
     """What is left of a text without unknown signs and words, and these."""
-    if unknown.isdisjoint(text):
+    if unknown.characters.isdisjoint(text):
         return text, []
+    known = [regex.escape(symbol) for symbol in sorted(unknown.symbols)]
     runs = [[0, 0]]  # neighbors are one sign
-    for unit in _UNIT.finditer(text):
-        if not unknown.isdisjoint(unit[0]):
+    for unit in regex.finditer("|".join([*known, _UNIT]), text):
+        if unit[0] in unknown.symbols:
+            continue
+        if not unknown.characters.isdisjoint(unit[0]):
             if runs[1:] and not text[runs[-1][1] : unit.start()].strip():
                 runs[-1][1] = unit.end()
             else:
@@ -457,8 +480,7 @@ def _letters(text: str) -> int:
 
 
 def _cut_line(
-    line: str, tokenizer: Tokenizer, unknown: frozenset[str], limit: int,
-    by_sentence: bool,
+    line: str, tokenizer: Tokenizer, unknown: _Unknown, limit: int, by_sentence: bool
 ) -> _Cut:  # fmt: skip
     """What is decoded for one line."""
 

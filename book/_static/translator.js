@@ -230,8 +230,8 @@
 
   // The words of all sentences; those of the chosen sentence can be pressed.
   function writeWords() {
-    const parts = sentences.flatMap(({ before = i ? " " : "", found: [best] }, i) => [
-      before,
+    const parts = sentences.flatMap(({ before, found: [best] }, i) => [
+      before ?? (i ? " " : ""),
       ...best.words.flatMap((word, n) => {
         const label = make("button", {
           type: "button", class: "translator-word", "aria-pressed": "false",
