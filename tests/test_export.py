@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import struct
+import unicodedata
 import warnings
 
 import numpy as np
@@ -64,7 +65,7 @@ from transformer_lib.onnx_export import (
 )
 from transformer_lib.prepared import prepare
 from transformer_lib.runs import load_pretrained
-from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
+from transformer_lib.tokenizer import BOS, EOS, NORMALIZATIONS, PAD, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig, _normal_weights
 from transformer_lib.translator import Translator
 
@@ -374,6 +375,36 @@ def test_the_table_is_sentencepieces_normalization():
         assert length in (0, len(text))
         wanted = oracle.normalize(character)
         assert (instead if length else text).decode() == wanted, hex(ord(character))
+
+
+def test_the_table_of_nfc_is_unicodes():
+    """By Python's own unicodedata, all of the basic plane; identity has no rule."""
+    text = ["The dog sleeps.", "Der Hund schläft."]
+    tables = {
+        rule: _tokenizer_data(Tokenizer.train(text, 280, normalize=rule))[1]
+        for rule in ("nfc", "identity")
+    }
+    for character in map(chr, [*range(1, 0xD800), *range(0xE000, 0x10000)]):
+        for form in character, unicodedata.normalize("NFD", character):
+            found, instead = longest_match(tables["nfc"], form.encode())
+            wanted = unicodedata.normalize("NFC", form)
+            assert (instead if found else form.encode()).decode() == wanted, ascii(form)
+        assert longest_match(tables["identity"], character.encode())[0] == 0
+
+
+@pytest.mark.parametrize("rule", NORMALIZATIONS)
+def test_a_rule_for_text_goes_with_the_model(rule, tmp_path):
+    from transformers import AutoTokenizer
+
+    odd = ["你好，世界？", "کتاب\u200cها", "cafe\u0301 ﬁ ½", "two  spaces "]
+    tokenizer = Tokenizer.train(odd, 290, normalize=rule)
+    sizes = {"d_model": 24, "num_heads": 3, "num_layers": 1, "d_ff": 40}
+    model = Transformer(TransformerConfig(tokenizer.vocab_size, **sizes)).eval()
+    _export_marian(model, tokenizer, tmp_path / "it")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "it")
+    assert theirs(odd)["input_ids"] == [[*tokenizer.encode(line), EOS] for line in odd]
+    for ids in tokenizer.encode_all(odd):
+        assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
 
 
 # --- whole or not at all --------------------------------------------------------------
