@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 from transformer_lib import command_line as cli
 from transformer_lib import training
+from transformer_lib.checkpoints import _load_tensors, _save_tensors, _write_manifest
 from transformer_lib.command_line import _settings_asked, main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
@@ -572,6 +574,34 @@ def test_two_dashes_are_no_value_of_an_option(command, option, capsys):
     assert f"{option}: expected" in capsys.readouterr().err
 
 
+ODD = ["nan", "-1", "9" * 25, "1.5", "", "--", "=", "٣", "None"]
+BUSY = {"prepare": ["--train", "none", "none", "--out", "o"],
+        "train": ["small", "--data", "data", "--run", "r", "--set", "seed=-1"],
+        "average": ["data"], "translate": ["data", "none.en"],
+        "parse": ["none.en", "--model", "data"],
+        "evaluate": ["data", "--test", "empty"], "export": ["data", "--out", "o"],
+        "ablate": ["none", "--out", "o"], "serve": ["data"], "diagnose": ["data"],
+        "doctor": [], "completion": ["ksh"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", cli._COMMANDS)
+def test_any_odd_word_ends_in_a_sentence(at, command, capsys, monkeypatch):
+    """What is asked cannot be done anyhow, so each of them ends soon."""
+    monkeypatch.setattr(cli, "_CHECKS", {})
+    (at / "empty").touch()
+    assert cli._COMMANDS.keys() == BUSY.keys()
+    options = [option for other, option in OPTIONS if other == command]
+    for option, value in itertools.product(options, ODD):
+        try:
+            status = main([command, *BUSY[command], option, value])
+        except SystemExit as ended:
+            status = ended.code
+        said = capsys.readouterr()
+        wanted = (0,) if command == "doctor" else (2,)
+        assert status in wanted and said.err, (option, value, said)
+    assert not {"o", "r"} & {path.name for path in at.iterdir()}
+
+
 WRONG = {
     "a row that holds no pair": (["train", "small", "--run", "r", "--set", "packed=1"],
                                  "packed=1: must be 0, or the width of a row"),
@@ -697,6 +727,24 @@ def test_names_of_files_need_not_be_utf_8(at):
     line = f"evaluate run --test {name}.test test.de --beam-size 1 --json {name}.json"
     assert shell(f"PYTHONUTF8=0 LC_ALL=C.UTF-8 transformer-lib {line}", at)[0] == 0
     assert name in json.loads((at / f"{name}.json").read_text("utf-8"))["test_set"]
+
+
+def test_weights_of_integers_are_refused(at, capsys, tmp_path):
+    """The right names, shapes and checksum; numbers that are no weights."""
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    shutil.copytree(at / "run", run)
+    assert main(["average", str(run), "--last", "2", "--out", str(mine)]) == 0
+    steps = sorted(run.glob("step-*.safetensors"))
+    for path in (mine / "weights.safetensors", *steps):
+        tensors, record = _load_tensors(path)
+        whole = {name: (9 * tensor).int() for name, tensor in tensors.items()}
+        _save_tensors(path, whole, record)
+    for folder in {path.parent for path in (mine / "about.json", *steps)}:
+        _write_manifest(folder)
+    capsys.readouterr()
+    for words in (["translate", str(mine), "test.en"], ["average", str(run)]):
+        assert main(words) == 2
+        assert "int32" in capsys.readouterr().err
 
 
 def test_inputs_of_a_shell(at):
