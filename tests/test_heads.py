@@ -11,16 +11,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looked_inside import FEW, PAIRS
+from scipy.stats import spearmanr
 
 from transformer_lib import heads, looking_inside
+from transformer_lib.corpora import Corpus
 from transformer_lib.decoding import greedy_decode
+from transformer_lib.evaluation import Score
 from transformer_lib.grammar import _ADJECTIVES, _NOUNS, _PRONOUNS
 from transformer_lib.heads import (
-    _link_gains,
+    _agreement,
+    _link_shares,
     _loss_and_choices,
     _possessives,
     _rank_correlation,
     _relation_sentence,
+    _scored_elsewhere,
+    _sentence_losses,
     _shuffled,
     _split_verbs,
     _token_log_probs,
@@ -33,6 +39,7 @@ from transformer_lib.heads import (
     weigh_heads,
 )
 from transformer_lib.looking_inside import (
+    AttentionMaps,
     _attentions,
     look,
     watching,
@@ -100,6 +107,8 @@ def test_weigh_heads_and_losses(trained):
         ).detach())  # fmt: skip
         count += len(tgt) + 1
     assert loss == pytest.approx(nll / count, rel=1e-4) and len(choices) == count
+    before, counts, _ = _sentence_losses(model, batches)
+    assert len(before) == len(PAIRS) and int(counts.sum()) == count
     table = weigh_heads(model, tokenizer, PAIRS, ["zeroed"])
     L, H = model.config.num_layers, model.config.num_heads
     places = {(row["kind"], row["layer"], row["head"]) for row in table}
@@ -108,6 +117,21 @@ def test_weigh_heads_and_losses(trained):
     single = [row["rise"] for row in table if row["head"] is not None]
     assert max(groups) > 2 * max(single)  # a layer is worth more than a head
     assert all(r["loss"] - r["rise"] == pytest.approx(loss, abs=1e-6) for r in table)
+    # How much more a layer costs at once than head by head, and its standard error by
+    # the bootstrap over sentences.
+    row = next(r for r in table if r["head"] is None)
+    alone = sum(r["rise"] for r in table[: table.index(row)])
+    assert row["more"] == pytest.approx(row["rise"] - alone, abs=1e-6)
+    more = (H - 1) * before
+    for head in (*range(H), None):
+        see = altered(row["kind"], row["layer"], head, "zeroed")
+        cost = _sentence_losses(model, batches, see)[0]
+        more += cost if head is None else -cost
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(len(PAIRS), size=(4000, len(PAIRS)))
+    again = more.numpy()[drawn].sum(1) / counts.numpy()[drawn].sum(1)
+    n = len(PAIRS)  # few: the bootstrap divides by n
+    assert row["error"] * ((n - 1) / n) ** 0.5 == pytest.approx(again.std(), rel=0.2)
 
 
 def test_any_number_of_layers_and_heads(trained):
@@ -202,31 +226,52 @@ def test_searches(trained):
     assert _possessives(tokenizer, texts) == wanted
 
 
-def test_link_gains_by_hand():
+def test_link_shares_by_hand():
     """Two heads, three sentences of four words; the link is from word 3 to word 1."""
     cases = [("a sentence", 3, 1)] * 3
     links, none = [0, 2, 0, 1], [0, 2, 0, 0]  # what each word attends to most
     staring = [1, 1, 1, 1]  # every word looks at word 1: no link at all
     looked = [torch.tensor([[row, staring]]) for row in (links, links, none)]
-    found = _link_gains(looked, cases)
-    assert {key: tuple(value.shape) for key, value in found.items()} == dict.fromkeys(
-        ("link", "control", "gain", "error"), (1, 2)
-    )
-    assert found["link"].tolist() == [[pytest.approx(2 / 3), 1.0]]
-    assert found["control"].tolist() == [[0.0, 1.0]]
-    assert found["gain"].tolist() == [[pytest.approx(2 / 3), 0.0]]
-    error = np.std([1, 1, 0], ddof=1) / 3**0.5
-    assert found["error"].tolist() == [[pytest.approx(error), 0.0]]
+    found = _link_shares(looked, cases, ["turned", "put", "put"])
+    assert list(found) == ["turned", "put"]
+    assert found["turned"].tolist() == [[1.0, 1.0], [0.0, 1.0]]  # link, control
+    assert found["put"].tolist() == [[0.5, 1.0], [0.0, 1.0]]
 
 
-def test_a_head_that_knows_nothing_rarely_passes():
-    """Weights at random: the gain is above two errors in about one head of forty."""
-    generator = torch.Generator().manual_seed(4)
-    cases = [("a sentence", 5, 2)] * 60
-    looked = [torch.randint(8, (10, 40, 8), generator=generator) for _ in cases]
-    found = _link_gains(looked, cases)
-    passed = (found["gain"] > 2 * found["error"]).float().mean()
-    assert 0 < passed < 0.06
+def test_a_head_is_scored_where_it_was_not_chosen():
+    """One head knows each verb a little, the other one verb by heart and no other."""
+    known = {"turned": 1.0, "put": 0.0, "threw": 0.0, "took": 0.0}
+    shares = {verb: torch.tensor([[0.3, link], [0.0, 0.0]])
+              for verb, link in known.items()}  # fmt: skip
+    found = _scored_elsewhere(shares)
+    assert found["turned"] == (0, pytest.approx(0.3), 0.0)  # not what it knows by heart
+    assert [found[verb][0] for verb in ("put", "threw", "took")] == [1, 1, 1]
+    assert all(found[verb][1] == 0 for verb in ("put", "threw", "took"))
+
+
+def _gain_and_error(looked, cases, groups):
+    """Mean gain over the groups, and its standard error, by NumPy."""
+    scored = _scored_elsewhere(_link_shares(looked, cases, groups)).values()
+    gains = np.array([link - control for _, link, control in scored])
+    return gains.mean(), gains.std(ddof=1) / len(gains) ** 0.5
+
+
+def test_heads_that_know_nothing_rarely_pass():
+    """Heads that link some verbs by luck, in all of their sentences or in none.
+
+    Each sentence counted by itself, such heads pass again and again.
+    """
+    generator, passed, naive = torch.Generator().manual_seed(4), 0, 0
+    verbs = [f"verb {i % 8}" for i in range(80)]
+    cases = [("a sentence", 5, 2)] * 80
+    for _ in range(200):
+        by_verb = torch.randint(8, (8, 4, 4, 8), generator=generator)
+        looked = [by_verb[i % 8] for i in range(80)]
+        gain, error = _gain_and_error(looked, cases, verbs)
+        passed += gain > 2 * error
+        gain, error = _gain_and_error(looked, cases, [str(i) for i in range(80)])
+        naive += gain > 2 * error
+    assert passed < 0.1 * 200 < 0.5 * 200 < naive
 
 
 def test_figure_5_two_heads_have_two_structures(trained):
@@ -262,3 +307,60 @@ def test_effect_of_words(trained):
     moved = effect_of_words(*trained, "Tom saw Mary.", "Tom sah Maria.")
     assert moved.shape[1] == 4 and (moved >= 0).all() and (moved <= 1).all()
     assert int(moved[0].argmax()) == 0  # who writes "Tom" needs "Tom"
+
+
+@pytest.mark.parametrize("row", ["writes", "reads"])
+def test_weights_are_set_beside_the_choice_of_the_same_token(row):
+    """Token k comes from source word k, the weights are in one row, or in the other."""
+    T = 5  # the start symbol and four tokens; four source words and the end symbol
+    moved = torch.rand(T, T - 1) / 10
+    weights = torch.rand(T, T) / 10
+    for k in range(1, T):
+        moved[k - 1, k - 1] = 0.9  # position k - 1 chooses token k
+        weights[k if row == "reads" else k - 1, k - 1] = 0.9
+    pair = AttentionMaps(
+        [*(f"▁s{k}" for k in range(1, T)), "</s>"],
+        ["<s>", *(f"▁t{k}" for k in range(1, T))],
+        {"cross": [weights[None, None]]},
+    )
+    rho, first = _agreement(pair, moved, 0, 0, row)
+    assert rho.shape == first.shape == (T - 1,) and first.all()
+    other = {"writes": "reads", "reads": "writes"}[row]
+    assert _agreement(pair, moved, 0, 0, other)[1].sum() <= 1
+    # The same weights by a formula that is not ours.
+    rows = weights[1:, :-1] if row == "reads" else weights[:-1, :-1]
+    wanted = [spearmanr(a, b).statistic for a, b in zip(rows, moved, strict=False)]
+    assert rho.tolist() == pytest.approx(wanted)
+    with pytest.raises(ValueError, match="must be 'writes' or 'reads'"):
+        _agreement(pair, moved, 0, 0, "thinks")
+
+
+def test_a_record_goes_on_from_one_of_the_same_model(trained, monkeypatch, tmp_path):
+    """Of another model all is measured; of the same one only what it lacks."""
+    pairs = [("Tom forgot his keys.", "Tom vergaß seine Schlüssel."),
+             ("She put her coat on.", "Sie zog ihren Mantel an.")]  # fmt: skip
+    test = Corpus("made", "test", pairs, "none", "nowhere")
+    weighed, scored = [], []
+
+    def weigh(model, tokenizer, pairs, changes):
+        weighed.append(changes)
+        return [{"kind": "cross", "layer": 0, "head": 1, "change": name, "rise": 0.1}
+                for name in changes]  # fmt: skip
+
+    def score(*sides):
+        scored.append(sides)
+        return Score(float(len(scored)), "made")
+
+    monkeypatch.setattr(heads, "load_corpus", lambda *_: test)
+    monkeypatch.setattr(heads, "weigh_heads", weigh)
+    monkeypatch.setattr(heads, "sacre_bleu", score)
+    first = heads.record_heads(tmp_path / "first.json", seed=1)  # the seed is another
+    assert weighed == [list(heads._CHANGES)] and len(scored) == 2
+    assert first["kept_of"] is None and first["possessives"] == 2
+    monkeypatch.setattr(heads, "read_evidence", lambda name: first)
+    second = heads.record_heads(tmp_path / "second.json", seed=1)
+    assert weighed[1:] == [["zeroed"]] and len(scored) == 2
+    assert second["kept_of"] == first["environment"]
+    changed = {r["change"]: r for r in second["rows"]}
+    assert changed == {r["change"]: r for r in first["rows"]}
+    assert second["bleu"] == first["bleu"] == 2 and changed["zeroed"]["bleu"] == 1

@@ -27,15 +27,22 @@ from .grammar import _VERBS, _Clause, _verb_clause
 from transformer_lib.looking_inside import (
     _KINDS,
     _SIGNS,
+    AttentionMaps,
     _attentions,
     _encode_pairs,
     _join_labels,
     _merge_words,
+    _rows_of_tokens,
     _See,
     _word_groups,
+    head_statistics,
     watching,
 )
-from .runs import _find_pretrained, environment_record
+from transformer_lib.runs import (
+    _find_pretrained,
+    environment_record,
+    read_evidence,
+)
 from .tokenizer import BOS, EOS, PAD, Tokenizer
 from .transformer import Transformer, evaluating
 from .translator import Translator
@@ -168,29 +175,45 @@ def _possessives(tokenizer: Tokenizer, sentences: Iterable[str]) -> _Cases:
     return found
 
 # %% ../notebooks/27_looking_inside.ipynb #7f1510f8
-def _link_gains(
-    looked: Sequence[Tensor], cases: Sequence[tuple[str, int, int]]
+def _link_shares(
+    looked: Sequence[Tensor], cases: _Cases, groups: Sequence[str]
 ) -> dict[str, Tensor]:
     """How often heads link two words, beside how often other words make that link.
 
     Args:
         looked: For each sentence what `most_attended` gave, int64 (L, H, words).
         cases: For each (sentence, place a, place b), as `_split_verbs` gives them.
+        groups: For each the word that it shares with others, such as its verb.
 
     Returns:
-        Each of shape (L, H): "link", the share of sentences in which a attends most to
-        b; "control", the mean share of the other words that do; "gain", their
-        difference; "error", its standard error over the sentences.
+        For each group the means over its sentences, shape (2, L * H): how often a
+        attends most to b, and the share of the other words that do.
     """
-    link, control = [], []
-    for best, (_, a, b) in zip(looked, cases, strict=True):
-        others = [q for q in range(best.shape[-1]) if q not in (a, b)]
-        link.append((best[..., a] == b).float())
-        control.append((best[..., others] == b).float().mean(dim=-1))
-    link, control = torch.stack(link), torch.stack(control)  # (cases, L, H)
-    error = (link - control).std(dim=0) / len(cases) ** 0.5
-    means = {"link": link.mean(dim=0), "control": control.mean(dim=0)}
-    return means | {"gain": means["link"] - means["control"], "error": error}
+    found: dict[str, list] = {}
+    for best, (_, a, b), group in zip(looked, cases, groups, strict=True):
+        hits = (best == b).flatten(0, 1).float()  # (L * H, words)
+        others = [q for q in range(hits.shape[-1]) if q not in (a, b)]
+        pair = torch.stack([hits[:, a], hits[:, others].mean(dim=-1)])
+        found.setdefault(group, []).append(pair)
+    return {group: torch.stack(pairs).mean(dim=0) for group, pairs in found.items()}
+
+
+def _scored_elsewhere(shares: dict[str, Tensor]) -> dict[str, tuple]:
+    """For each group the head that was chosen without it, and what it does there.
+
+    Args:
+        shares: What `_link_shares` gave, of two groups at least.
+
+    Returns:
+        (head, link, control): the head, from 0 to L * H - 1, with the largest mean gain
+        in all other groups; its link and its control in this one.
+    """
+    gains = torch.stack([link - control for link, control in shares.values()])
+    chosen = (gains.sum(dim=0) - gains).argmax(dim=-1).tolist()  # (groups,)
+    return {
+        group: (i, *pair[:, i].tolist())
+        for i, (group, pair) in zip(chosen, shares.items(), strict=True)
+    }
 
 # %% ../notebooks/27_looking_inside.ipynb #b3a96913
 _MAIN_VERBS = frozenset(form.split()[0] for verb in _VERBS for form in verb.english)
@@ -350,19 +373,42 @@ def _token_log_probs(
         return model(src_ids, tgt_ids).log_softmax(dim=-1), right, real
 
 # %% ../notebooks/27_looking_inside.ipynb #451abd3c
+def _sentence_losses(
+    model: Transformer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    see: _See | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the translations cost, sentence by sentence, on the CPU.
+
+    Returns:
+        Nats of each sentence, float64; its number of tokens, the end symbol included;
+        and the most probable token at each place.
+    """
+    nats, counts, choices = [], [], []
+    for src_ids, tgt_ids in batches:
+        log_p, right, real = _token_log_probs(model, src_ids, tgt_ids, see)
+        cost = -log_p.gather(-1, right[..., None])[..., 0] * real  # (B, T)
+        nats.append(cost.cpu().double().sum(dim=-1))
+        counts.append(real.sum(dim=-1).cpu())
+        choices.append(log_p.argmax(dim=-1)[real].cpu())
+    return torch.cat(nats), torch.cat(counts), torch.cat(choices)
+
+
 def _loss_and_choices(
     model: Transformer,
     batches: Iterable[tuple[Tensor, Tensor]],
     see: _See | None = None,
 ) -> tuple[float, Tensor]:
     """Loss in nats per token, and the most probable token at each place, on the CPU."""
-    total, count, choices = 0.0, 0, []
-    for src_ids, tgt_ids in batches:
-        log_p, right, real = _token_log_probs(model, src_ids, tgt_ids, see)
-        total -= float(log_p.gather(-1, right[..., None])[..., 0][real].sum())
-        count += int(real.sum())
-        choices.append(log_p.argmax(dim=-1)[real].cpu())
-    return total / count, torch.cat(choices)
+    nats, counts, choices = _sentence_losses(model, batches, see)
+    return float(nats.sum() / counts.sum()), choices
+
+
+def _per_token(nats: Tensor, counts: Tensor) -> tuple[float, float]:
+    """Nats of sentences as nats per token, and the standard error over sentences."""
+    mean = nats.sum() / counts.sum()
+    spread = (nats - mean * counts).square().sum() * len(nats) / (len(nats) - 1)
+    return float(mean), float(spread.sqrt() / counts.sum())
 
 # %% ../notebooks/27_looking_inside.ipynb #91da7600
 def weigh_heads(
@@ -384,23 +430,31 @@ def weigh_heads(
     Returns:
         One row for each kind, layer, head and change: "loss" in nats per token, "rise"
         over the model as it is, and "same", the share of places at which the most
-        probable token stays the same; "head" is None for all heads of the layer.
+        probable token stays the same. "head" is None for all heads of the layer; then
+        "more" is how much more they cost at once than one by one, added up, and
+        "error" its standard error over the sentences.
 
     Source: Michel et al. 2019, section 3; Jain and Wallace 2019, section 4.2.
     """
     batches = list(_encode_pairs(tokenizer, pairs))
-    loss, choices = _loss_and_choices(model, batches)
+    before, counts, choices = _sentence_losses(model, batches)
     rows = []
     for kind in _KINDS:
         for layer, attention in enumerate(_attentions(model, kind)):
+            alone = {name: torch.zeros_like(before) for name in changes}
             for head in (*range(attention.num_heads), *[None] * groups):
                 for name in changes:
                     see = altered(kind, layer, head, name)
-                    new, other = _loss_and_choices(model, batches, see)
-                    same = float((other == choices).float().mean())
-                    rows.append({"kind": kind, "layer": layer, "head": head,
-                                 "change": name, "loss": new, "rise": new - loss,
-                                 "same": same})  # fmt: skip
+                    nats, _, other = _sentence_losses(model, batches, see)
+                    row = {"kind": kind, "layer": layer, "head": head, "change": name}
+                    row["loss"] = float(nats.sum() / counts.sum())
+                    row["rise"] = _per_token(nats - before, counts)[0]
+                    row["same"] = float((other == choices).float().mean())
+                    if head is None:
+                        more = nats - before - alone[name]
+                        row["more"], row["error"] = _per_token(more, counts)
+                    alone[name] += nats - before
+                    rows.append(row)
     return rows
 
 # %% ../notebooks/27_looking_inside.ipynb #fe87df19
@@ -414,6 +468,10 @@ def record_heads(
     path: str | Path = "attention-heads.json", size: int = 400, seed: int = 0
 ) -> dict:
     """Weigh all heads of the model that ships on its test set, and keep the record.
+
+    The record has how sharp each head is ("largest", the mean largest weight of a row),
+    and for possessives and their owners what `_scored_elsewhere` gives, too. What the
+    record that ships has of the same model, sentences and seed is not measured again.
 
     Args:
         path: The file to write.
@@ -432,22 +490,43 @@ def record_heads(
     def bleu() -> float:
         return sacre_bleu(translator(sources, beam_size=1), references).value
 
+    weights = _find_pretrained("tatoeba-en-de") / "weights.safetensors"
+    same = {"weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+            "data": {"corpus": "tatoeba-en-de test", "sha256": test.sha256},
+            "seed": seed, "sentences": len(pairs)}  # fmt: skip
+    had = read_evidence("attention-heads")
+    if any(had[key] != value for key, value in same.items()):
+        had = {"rows": [], "seconds": 0.0}
+    scores = {(r["kind"], r["layer"], r["head"]): r["bleu"]
+              for r in had["rows"] if r["change"] == "zeroed"}  # fmt: skip
+    kept = [r for r in had["rows"] if r["change"] != "zeroed"]
     torch.manual_seed(seed)
-    rows = weigh_heads(model, tokenizer, pairs)
+    again = [name for name in _CHANGES if name == "zeroed" or not kept]
+    rows = weigh_heads(model, tokenizer, pairs, again) + kept
     for row in rows:
         if row["change"] == "zeroed":
-            see = altered(row["kind"], row["layer"], row["head"], "zeroed")
-            with watching(model, see):
-                row["bleu"] = bleu()
-    weights = _find_pretrained("tatoeba-en-de") / "weights.safetensors"
+            place = row["kind"], row["layer"], row["head"]
+            with watching(model, altered(*place, "zeroed")):
+                row["bleu"] = scores[place] if scores else bleu()
+    owners = _possessives(tokenizer, [english for english, _ in test.pairs])
+    looked = [most_attended(model, tokenizer, text) for text, *_ in owners]
+    groups = [_words_of(tokenizer, text)[b].lower() for text, _, b in owners]
+    links = {name: _scored_elsewhere(_link_shares(looked, cases, groups))
+             for name, cases in (
+                 ("possessive → owner", owners),
+                 ("owner → possessive", [(text, b, a) for text, a, b in owners]),
+             )}  # fmt: skip
+    sharp = head_statistics(model, tokenizer, pairs)
     record = {"command": _RECORD_COMMAND, "model": "tatoeba-en-de",
-              "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
-              "seed": seed, "sentences": len(pairs),
-              "data": {"corpus": "tatoeba-en-de test", "sha256": test.sha256},
+              **same,
               "loss": _loss_and_choices(model, _encode_pairs(tokenizer, pairs))[0],
-              "bleu": bleu(), "rows": rows,
+              "bleu": had.get("bleu") or bleu(), "rows": rows,
+              "largest": {kind: part["largest"].tolist()
+                          for kind, part in sharp.items()},
+              "links": links, "possessives": len(owners),
               "environment": environment_record(str(model.device)),
-              "seconds": time.perf_counter() - began}  # fmt: skip
+              "kept_of": had.get("environment"),
+              "seconds": had["seconds"] + time.perf_counter() - began}  # fmt: skip
     _write_json(Path(path), record)
     return record
 
@@ -481,7 +560,8 @@ def effect_of_words(
 
     Returns:
         Total variation distance, 0 to 1, shape (T, words), for T positions of the
-        decoder; on the CPU.
+        decoder; on the CPU. Position t chooses token t + 1: its row says which source
+        words that choice depends on.
 
     Source: Jain and Wallace 2019, section 4.1 (leave one out).
     """
@@ -492,3 +572,30 @@ def effect_of_words(
     tgt_ids = torch.tensor([[BOS, *tokenizer.encode(target)]]).expand(len(src_ids), -1)
     p = _token_log_probs(model, src_ids, tgt_ids)[0].exp()  # (1 + words, T, V)
     return (p[1:] - p[:1]).abs().sum(dim=-1).T.cpu() / 2  # (T, words)
+
+
+def _agreement(
+    pair: AttentionMaps, moved: Tensor, layer: int, head: int | None, row: str
+) -> tuple[Tensor, Tensor]:
+    """Whether the source words with more weight matter more, for each target token.
+
+    Both sides speak of the same token: its row of cross-attention, and how far its
+    choice moves. If the row is the one that reads the token, that is one row further
+    down than the choice.
+
+    Args:
+        pair: What `look` gave, of pieces.
+        moved: What `effect_of_words` gave for it, shape (T, words).
+        layer: From 0.
+        head: From 0; the mean of the heads if None.
+        row: "writes" for the row that writes a token, "reads" for the next one.
+
+    Returns:
+        For the T - 1 tokens after the start symbol the rank correlation of the two
+        orders, and whether the same word is first in both.
+    """
+    weights = _rows_of_tokens(pair, layer, head, row)[:, :-1]  # no end symbol
+    rows = [[t] for t in range(len(weights))]
+    weights = _merge_words(weights, rows, _word_groups(pair.source[:-1]))
+    moved = moved[: len(weights)]  # the last position chooses the end symbol
+    return _rank_correlation(weights, moved), weights.argmax(-1) == moved.argmax(-1)

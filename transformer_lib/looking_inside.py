@@ -245,6 +245,23 @@ def _by_words(pair: AttentionMaps) -> AttentionMaps:
 AttentionMaps.by_words = _by_words
 
 # %% ../notebooks/27_looking_inside.ipynb #71bffe98
+def _rows_of_tokens(
+    pair: AttentionMaps, layer: int, head: int | None, row: str
+) -> Tensor:
+    """For each token of the target its row of cross-attention, shape (T - 1, S).
+
+    Position t reads token t and writes token t + 1, so each token but the start symbol
+    has two rows: the one that writes it, and one further down the one that reads it.
+
+    Raises:
+        ValueError: If row is neither "writes" nor "reads".
+    """
+    if row not in ("writes", "reads"):
+        raise ValueError(f"row={row!r}: must be 'writes' or 'reads'.")
+    weights = pair.matrix("cross", layer, head)  # (T, S)
+    return weights[:-1] if row == "writes" else weights[1:]
+
+
 def _aligned(
     pair: AttentionMaps, layer: int, head: int | None = None, row: str = "writes"
 ) -> tuple[Tensor, list[str], list[str]]:
@@ -263,10 +280,7 @@ def _aligned(
     Raises:
         ValueError: If row is something else.
     """
-    if row not in ("writes", "reads"):
-        raise ValueError(f"row={row!r}: must be 'writes' or 'reads'.")
-    weights = pair.matrix("cross", layer, head)  # (T, S)
-    weights = weights[:-1] if row == "writes" else weights[1:]  # (T - 1, S)
+    weights = _rows_of_tokens(pair, layer, head, row)  # (T - 1, S)
     target, source = pair.target[1:], pair.source[:-1]
     rows, columns = _word_groups(target), _word_groups(source)
     merged = _merge_words(weights, rows, columns)  # (target words, source words)
