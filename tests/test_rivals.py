@@ -1,0 +1,272 @@
+"""The rivals against their papers' formulas, written out word by word in NumPy."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import table2
+import torch
+from small_runs import without_times
+from torch import nn
+
+from transformer_lib.batches import make_batch, tokenize_pairs
+from transformer_lib.decoding import FullSteps, greedy_search
+from transformer_lib.grammar import grammar_split
+from transformer_lib.objective import build_optimizer
+from transformer_lib.rivals import Convolutional, Recurrent
+from transformer_lib.tokenizer import Tokenizer
+from transformer_lib.training import BatchLoss, update, validation_loss
+from transformer_lib.transformer import TransformerConfig
+
+SIZE = {"d_model": 12, "num_heads": 2, "dropout": 0.0, "max_length": 20}
+SOURCE = torch.tensor([[5, 6, 7, 8, 3], [9, 4, 3, 0, 0]])
+TARGET = torch.tensor([[2, 7, 6, 5], [2, 8, 4, 0]])
+
+
+def models():
+    torch.manual_seed(1)
+    config = TransformerConfig(30, **SIZE, num_layers=2)
+    learned = TransformerConfig(30, **SIZE, num_layers=2, positions="learned")
+    return [Recurrent(config, hidden=10).double().eval(),
+            Convolutional(learned).double().eval()]  # fmt: skip
+
+
+@pytest.fixture(params=models(), ids=["recurrent", "convolutional"])
+def model(request):
+    return request.param
+
+
+def hidden_of(model, source=SOURCE, target=TARGET):
+    return model.decode(target, model.encode(source), source)
+
+
+def numbers(model):
+    return {n: p.detach().numpy() for n, p in model.named_parameters()}
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gru(x, h, w, u, b, c):
+    """torch's documented formulas: reset, update, new."""
+    n = len(h)
+    gate = [(w[i : i + n] @ x + b[i : i + n], u[i : i + n] @ h + c[i : i + n])
+            for i in (0, n, 2 * n)]  # fmt: skip
+    r, z = (sigmoid(a + d) for a, d in gate[:2])
+    new = np.tanh(gate[2][0] + r * gate[2][1])
+    return (1 - z) * new + z * h
+
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+def bahdanau(p, source, target):
+    """Appendix A of Bahdanau et al. 2015, for one sentence."""
+    table = p["src_embedding.weight"]
+    n = p["reader.weight_hh_l0"].shape[1]
+
+    def run(words, end):
+        h, states = np.zeros(n), []
+        for word in words:
+            h = gru(table[word], h, *(p[f"reader.{k}_l0{end}"] for k in (
+                "weight_ih", "weight_hh", "bias_ih", "bias_hh")))  # fmt: skip
+            states.append(h)
+        return states
+
+    forth, back = run(source, ""), run(source[::-1], "_reverse")[::-1]
+    memory = [np.concatenate(both) for both in zip(forth, back, strict=True)]
+    s = np.tanh(p["first.weight"] @ back[0] + p["first.bias"])
+    out = []
+    for word in target:
+        scores = np.array([
+            p["score.weight"][0] @ np.tanh(p["query.weight"] @ s + p["key.weight"] @ h)
+            for h in memory
+        ])  # fmt: skip
+        context = sum(a * h for a, h in zip(softmax(scores), memory, strict=True))
+        x = np.concatenate([table[word], context])
+        s = gru(x, s, *(p[f"writer.{k}"] for k in (
+            "weight_ih", "weight_hh", "bias_ih", "bias_hh")))  # fmt: skip
+        every = np.concatenate([table[word], context, s])
+        out.append(np.tanh(p["readout.weight"] @ every + p["readout.bias"]))
+    return np.array(out)
+
+
+def gehring(p, source, target, layers=2, k=3):
+    """Section 3 of Gehring et al. 2017, for one sentence."""
+    table, d = p["src_embedding.weight"], p["src_embedding.weight"].shape[1]
+    half = math.sqrt(0.5)
+
+    def glu(name, places):  # places: k vectors
+        w, b = p[f"{name}.weight"], p[f"{name}.bias"]
+        y = sum(w[:, :, j] @ places[j] for j in range(k)) + b
+        return y[:d] * sigmoid(y[d:])
+
+    def embedded(words, side):
+        places = p[f"{side}_positions.table"]
+        return [table[w] * math.sqrt(d) + places[i] for i, w in enumerate(words)]
+
+    e = embedded(source, "src")
+    z, zero = e, np.zeros(d)
+    for i in range(layers):
+        row = [zero, *z, zero]
+        z = [(z[j] + glu(f"reader.{i}", row[j : j + k])) * half for j in range(len(z))]
+    values = [(a + b) * half for a, b in zip(z, e, strict=True)]
+    h = g = embedded(target, "tgt")
+    for i in range(layers):
+        row, new = [zero, zero, *h], []
+        for j in range(len(h)):
+            y = glu(f"writer.{i}", row[j : j + k])
+            asked = (p[f"query.{i}.weight"] @ y + p[f"query.{i}.bias"] + g[j]) * half
+            weights = softmax(np.array([asked @ key for key in z]))
+            c = sum(a * v for a, v in zip(weights, values, strict=True))
+            c = c * len(source) * math.sqrt(1 / len(source))
+            c = p[f"answer.{i}.weight"] @ c + p[f"answer.{i}.bias"]
+            new.append((h[j] + (y + c) * half) * half)
+        h = new
+    return np.array(h)
+
+
+def test_each_model_is_its_papers_formula(model):
+    formula = bahdanau if isinstance(model, Recurrent) else gehring
+    ours = hidden_of(model).detach().numpy()
+    for row, (s, t) in enumerate([(5, 4), (3, 3)]):  # without the padding
+        by_hand = formula(numbers(model), SOURCE[row, :s].tolist(),
+                          TARGET[row, :t].tolist())  # fmt: skip
+        np.testing.assert_allclose(ours[row, :t], by_hand, atol=1e-12)
+
+
+def test_what_comes_later_changes_nothing_before(model):
+    other = TARGET.clone()
+    other[:, 2:] = 11
+    a, b = hidden_of(model), hidden_of(model, target=other)
+    torch.testing.assert_close(a[:, :2], b[:, :2], rtol=0, atol=0)
+    assert not torch.equal(a[:, 2], b[:, 2])
+
+
+def test_padding_changes_nothing(model):
+    wider = nn.functional.pad(SOURCE, (0, 4))
+    torch.testing.assert_close(hidden_of(model), hidden_of(model, wider))
+
+
+def test_one_table_serves_three_ends(model):
+    assert model.tgt_embedding.weight is model.src_embedding.weight
+    assert model.output.weight is model.src_embedding.weight
+    names = dict(model.named_parameters())
+    assert "output.weight" not in names and "tgt_embedding.weight" not in names
+
+
+@pytest.mark.parametrize("kind", [Recurrent, Convolutional])
+def test_it_learns_a_few_sentences_by_heart(kind):
+    text = sorted(grammar_split("test")[:200], key=lambda pair: len(pair[1]))[:6]
+    more = (side for pair in grammar_split("test")[:200] for side in pair)
+    tokenizer = Tokenizer.train(more, 330)
+    pairs = tokenize_pairs(text, tokenizer)
+    config = TransformerConfig(330, d_model=48, num_layers=2, num_heads=2, dropout=0.0,
+                               max_length=128, positions="learned")  # fmt: skip
+    torch.manual_seed(0)
+    model = kind(config, 48) if kind is Recurrent else kind(config)
+    optimizer, shared = build_optimizer(model), BatchLoss(model)
+    batch = make_batch(pairs, range(6))
+    for _ in range(300):
+        update(shared, optimizer, [batch], 5e-3, 0.0)
+    assert validation_loss(model, pairs, 1000) < 0.2
+    model.eval()
+    found = greedy_search(FullSteps(model, batch.src_ids), torch.full((6,), 90))
+    assert [tokenizer.decode(row) for row in found] == [target for _, target in text]
+
+
+TINY = """
+name = "tiny"
+corpus = "grammar-en-de"
+vocab_size = 340
+max_pairs = 300
+max_length = 60
+max_tokens = 300
+max_steps = 4
+warmup = 10
+validate_every = 2
+[model]
+d_model = 16
+num_heads = 2
+num_layers = 1
+d_ff = 16
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A tiny recipe, and a record of the Transformer to be set against."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    chosen = {kind: {"factor": 0.5} for kind in table2.KINDS}
+    monkeypatch.setattr(table2, "CHOSEN", chosen)
+    row = {"updates": 4, "operations": 1, "core_seconds": 0.0}
+    (tmp_path / "against.json").write_text(json.dumps({"history": [row]}))
+    return tmp_path
+
+
+def asked(place, kind, *more):
+    words = [kind, "--recipe", str(place / "tiny.toml"), "--run-dir", str(place / kind),
+             "--out", "none", *more]  # fmt: skip
+    found = table2.arguments(words)
+    found.set = [word.replace("=500", "=2") for word in found.set]
+    return found
+
+
+def run(given):
+    return table2.run(given.kind, table2._recipe_asked(given), given)
+
+
+@pytest.mark.parametrize("kind", table2.KINDS)
+def test_each_kind_is_trained_and_scored_at_its_budgets(place, kind, monkeypatch):
+    more = [] if kind == "transformer" else ["--against", str(place / "against.json")]
+    whole = run(asked(place, kind, *more))
+    assert [row["updates"] for row in whole["history"]] == [2, 4]
+    budgets = {"updates"} | ({"operations", "core_seconds"} if more else set())
+    assert whole["at"].keys() == budgets
+    assert whole["at"]["updates"]["updates"] == 4 and whole["recipe"]["factor"] == 0.5
+    if more:
+        assert whole["at"]["operations"]["updates"] == 2
+    assert all(at["loss"] > 0 and "sacreBLEU" in at for at in whole["at"].values())
+    (place / kind).rename(place / "whole")
+    saved = table2.save_checkpoint
+
+    def stopped(*arguments):
+        saved(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(table2, "save_checkpoint", stopped)
+        run(asked(place, kind, *more))
+    parts = run(asked(place, kind, *more))
+    for record in (whole, parts):
+        for row in (*record["history"], *record["at"].values()):
+            row["core_seconds"] = 0
+    assert without_times(whole) == without_times(parts)
+
+
+def test_multiply_adds_are_those_of_the_formula():
+    """The cell reads 3 H (D + 2 H) + 3 H H numbers a word, and so on."""
+    d, h, s, t, v = 12, 10, 5, 4, 30
+    model = Recurrent(TransformerConfig(v, **SIZE), hidden=h)
+    batch = table2.Batch(*(torch.full((1, n), 5) for n in (s, t, t)))
+    reader = 2 * s * 3 * h * (d + h)
+    keys, first = s * 2 * h * h, h * h
+    step = h * h + s * h + s * 2 * h + 3 * h * (d + 2 * h) + 3 * h * h
+    out = (d + 3 * h) * d + d * v
+    by_hand = 3 * (reader + keys + first + t * (step + out))
+    assert table2.multiply_adds(BatchLoss(model, 0), batch) == by_hand
+
+
+def test_without_a_pilot_nothing_is_trained(place, monkeypatch, capsys):
+    monkeypatch.setattr(table2, "CHOSEN", {})
+    with pytest.raises(SystemExit):
+        asked(place, "recurrent")
+    assert "no pilot has chosen" in capsys.readouterr().err
+    monkeypatch.setattr(table2, "PILOT", 2)
+    record = run(asked(place, "recurrent", "--pilot", "--set", "model.dropout=0.3"))
+    assert record["recipe"]["model"]["dropout"] == 0.3 and "at" not in record
+    assert record["history"][-1]["updates"] == 2
