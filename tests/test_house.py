@@ -67,7 +67,7 @@ IDEAS = {
     "long_text": "attention_reading_once",
     "batches": "TokenPairs",
     "augment": "PairText",
-    "rivals": "Recurrent",
+    "complexity": "Recurrent",
     "bugs": "_Exhibit",
     "speed": "race",
     "objective": "label_smoothed_cross_entropy",

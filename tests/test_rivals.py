@@ -11,10 +11,10 @@ from small_runs import without_times
 from torch import nn
 
 from transformer_lib.batches import make_batch, tokenize_pairs
+from transformer_lib.complexity import Convolutional, Recurrent
 from transformer_lib.decoding import FullSteps, greedy_search
 from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import build_optimizer
-from transformer_lib.rivals import Convolutional, Recurrent
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import BatchLoss, update, validation_loss
 from transformer_lib.transformer import TransformerConfig

@@ -33,12 +33,12 @@ from transformer_lib.checkpoints import (
     save_checkpoint,
 )
 from transformer_lib.command_line import _recipe_asked
+from transformer_lib.complexity import Convolutional, Recurrent
 from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import FullSteps, output_limits, search
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.objective import build_optimizer
 from transformer_lib.recipes import Recipe
-from transformer_lib.rivals import Convolutional, Recurrent
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
 from transformer_lib.trainer import _data_record, _rate_at, _ready_data
