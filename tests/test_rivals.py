@@ -203,7 +203,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "tiny.toml").write_text(TINY)
     chosen = {kind: {"factor": 0.5} for kind in table2.KINDS}
     monkeypatch.setattr(table2, "CHOSEN", chosen)
-    row = {"updates": 4, "operations": 1, "core_seconds": 0.0}
+    row = {"step": 4, "operations": 1, "core_seconds": 0.0}
     (tmp_path / "against.json").write_text(json.dumps({"history": [row]}))
     return tmp_path
 
@@ -224,12 +224,12 @@ def run(given):
 def test_each_kind_is_trained_and_scored_at_its_budgets(place, kind, monkeypatch):
     more = [] if kind == "transformer" else ["--against", str(place / "against.json")]
     whole = run(asked(place, kind, *more))
-    assert [row["updates"] for row in whole["history"]] == [2, 4]
-    budgets = {"updates"} | ({"operations", "core_seconds"} if more else set())
+    assert [row["step"] for row in whole["history"]] == [2, 4]
+    budgets = {"step"} | ({"operations", "core_seconds"} if more else set())
     assert whole["at"].keys() == budgets
-    assert whole["at"]["updates"]["updates"] == 4 and whole["recipe"]["factor"] == 0.5
+    assert whole["at"]["step"]["step"] == 4 and whole["recipe"]["factor"] == 0.5
     if more:
-        assert whole["at"]["operations"]["updates"] == 2
+        assert whole["at"]["operations"]["step"] == 2
     assert all(at["loss"] > 0 and "sacreBLEU" in at for at in whole["at"].values())
     (place / kind).rename(place / "whole")
     saved = table2.save_checkpoint
@@ -269,4 +269,4 @@ def test_without_a_pilot_nothing_is_trained(place, monkeypatch, capsys):
     monkeypatch.setattr(table2, "PILOT", 2)
     record = run(asked(place, "recurrent", "--pilot", "--set", "model.dropout=0.3"))
     assert record["recipe"]["model"]["dropout"] == 0.3 and "at" not in record
-    assert record["history"][-1]["updates"] == 2
+    assert record["history"][-1]["step"] == 2

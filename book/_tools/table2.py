@@ -134,7 +134,7 @@ def trained(kind: str, recipe: Recipe, run_dir: Path, budgets: dict, longest: in
         seconds = time.process_time() - began
         operations = sum(counts) / len(counts) * recipe.validate_every
         before = {
-            "updates": at.step, "tokens": at.tokens,
+            "step": at.step, "tokens": at.tokens,
             "operations": before["operations"] + operations,
             "core_seconds": before["core_seconds"] + seconds,
             "train_loss": loss / tokens,
@@ -151,7 +151,7 @@ def trained(kind: str, recipe: Recipe, run_dir: Path, budgets: dict, longest: in
 
 def run(kind: str, recipe: Recipe, asked: argparse.Namespace) -> dict:
     """Train and score one model; of a pilot, the loss on validation pairs alone."""
-    budgets = {"updates": PILOT if asked.pilot else recipe.max_steps}
+    budgets = {"step": PILOT if asked.pilot else recipe.max_steps}
     if asked.against:
         rows = json.loads(asked.against.read_text("utf-8"))["history"]
         budgets |= {name: rows[-1][name] for name in ("operations", "core_seconds")}
@@ -170,7 +170,7 @@ def run(kind: str, recipe: Recipe, asked: argparse.Namespace) -> dict:
     at_budget = {}
     for name, budget in budgets.items():
         row = next(row for row in at.history if row[name] >= budget)
-        file = asked.run_dir / f"step-{row['updates']:06d}.safetensors"
+        file = asked.run_dir / f"step-{row['step']:06d}.safetensors"
         _load_weights(model, _load_tensors(file)[0])
         at_budget[name] = row | scores_of(model, ready.tokenizer, pairs)
     return record | {"split": "test", "sentences": len(pairs), "at": at_budget}
