@@ -200,8 +200,8 @@ class Tokenizer:
             model_type: "bpe" or "unigram".
             threads: Threads that learn.
             normalize: What is done to all text first, and kept with the vocabulary:
-                "nmt_nfkc" writes full-width letters, ligatures and spaces in one way
-                and drops joiners; "nfkc" without what machine translation adds;
+                "nmt_nfkc" writes full-width letters and ligatures in the plain way, odd
+                spaces and joiners as a space; "nfkc" is Unicode's, which keeps joiners;
                 "nfc" only composes accents, and all punctuation stays; "identity"
                 nothing.
 
