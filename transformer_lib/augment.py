@@ -69,7 +69,7 @@ def _lexicon(pairs: Sequence[Pair], least: int = 5, dice: float = 0.6) -> dict:
         least: In how many pairs both words must be.
         dice: How much of their pairs they must share, from 0 to 1.
 
-    Source: Dice 1945; Melamed 1995 makes lexicons so.
+    Source: Dice 1945 for the coefficient.
     """
     sides = [[sorted(set(_WORD.findall(side))) for side in pair] for pair in pairs]
     source, target = (Counter(w for row in sides for w in row[i]) for i in (0, 1))
