@@ -21,7 +21,6 @@ from .batches import _check_padding, pad
 from .decoder import padding_mask
 from .tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import (
-    Embeddings,
     Transformer,
     _check_ids,
     _check_real,
@@ -373,7 +372,7 @@ def _source_of(model: Transformer, src_ids: Tensor) -> Tensor:
     Raises:
         ValueError: If that is no model of ours, or these are no ids of its vocabulary.
     """
-    if not isinstance(model, Embeddings):
+    if not isinstance(model, torch.nn.Module):
         raise ValueError(f"model is a {type(model).__name__}: give a Transformer.")
     _check_ids(src_ids, model.config.vocab_size, "src_ids")
     return src_ids.to(model.device)

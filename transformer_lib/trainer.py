@@ -159,7 +159,7 @@ def _check_request(recipe, run_dir, data_dir, max_seconds, makers, callbacks) ->
     Raises:
         ValueError: What was given and what is allowed.
     """
-    if not isinstance(recipe, Recipe):
+    if not hasattr(recipe, "validate_every"):
         raise ValueError(
             f"recipe is a {type(recipe).__name__}: give a Recipe, as Recipe.load gives."
         )

@@ -68,7 +68,7 @@ def fit(
 
     Source: Vaswani et al. 2017, section 5.
     """
-    if not isinstance(model, Transformer) or not isinstance(pairs, TokenPairs):
+    if not isinstance(model, nn.Module) or not hasattr(pairs, "src_lengths"):
         raise ValueError("fit needs a Transformer, and TokenPairs (tokenize_pairs).")
     _check_whole(1, max_steps=max_steps, max_tokens=max_tokens, warmup=warmup)
     _check_whole(0, seed=seed)

@@ -107,7 +107,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: TransformerConfig, dropout_layer: Callable = nn.Dropout):
         super().__init__()
-        if not isinstance(config, TransformerConfig):
+        if not hasattr(config, "d_model"):
             raise ValueError(
                 f"config is of type {type(config).__name__}: give a TransformerConfig."
             )
