@@ -167,6 +167,17 @@ def test_the_record_says_what_the_chapter_says(trained):
     for row in record["rows"]:
         assert row["rise"] == pytest.approx(row["loss"] - record["loss"], abs=1e-6)
         assert ("bleu" in row) == (row["change"] == "zeroed")
+        if row["head"] is None and row["change"] == "zeroed":
+            assert row["error"] > 0
+            alone = sum(found[row["kind"], row["layer"], head, row["change"]]["rise"]
+                        for head in range(H))  # fmt: skip
+            assert row["more"] == pytest.approx(row["rise"] - alone, abs=1e-6)
+    for sharp in record["largest"].values():  # of each head, from equal weights to 1
+        assert [len(layer) for layer in sharp] == [H] * L
+        assert all(0.1 < x < 1 for layer in sharp for x in layer)
+    for scored in record["links"].values():
+        assert len(scored) > 5 and all(0 <= i < L * H for i, *_ in scored.values())
+        assert all(0 <= x <= 1 for _, *both in scored.values() for x in both)
     # A layer without its heads costs far more than any single head, and so do shuffled
     # weights in their place.
     zeroed = [row for row in record["rows"] if row["change"] == "zeroed"]
