@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from transformer_lib.batches import make_batch, tokenize_pairs
 from transformer_lib.complexity import Convolutional, Recurrent
+from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import FullSteps, greedy_search
 from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import build_optimizer
@@ -203,6 +205,12 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "tiny.toml").write_text(TINY)
     chosen = {kind: {"factor": 0.5} for kind in table2.KINDS}
     monkeypatch.setattr(table2, "CHOSEN", chosen)
+
+    def few(name, split):
+        there = load_corpus(name, split)
+        return replace(there, pairs=there.pairs[:4])
+
+    monkeypatch.setattr(table2, "load_corpus", few)
     row = {"step": 4, "operations": 1, "core_seconds": 0.0}
     (tmp_path / "against.json").write_text(json.dumps({"history": [row]}))
     return tmp_path
