@@ -526,6 +526,7 @@ ELSEWHERE = {  # public classes that take tensors or models and need no case, an
     "AttentionMaps": "a result, on the CPU",
     "Run": "train and Run.load, below",
     "Recipe Tokenizer": "settings and ids, no tensors",
+    "Recurrent Convolutional": "layers of torch's on Embeddings: as build_model's",
 }
 TAKES = re.compile(r"\b(Tensor|Module|Transformer|Translator|Run|Batch)\b")
 
@@ -731,6 +732,8 @@ SAID = {  # lines that say "cpu", and why the default device does not belong the
     # One run on a GPU and on the CPU, beside each other.
     'if default_device() != "cpu":',
     'others["on the CPU"] = again(device="cpu")',
+    # What holds of records of a CPU.
+    'assert device != "cpu" or [line["step"] for line in gains[:2]] == [',
 }
 MAKERS = "Transformer|build_model|ImageClassifier"
 SHORT = set(  # seconds of work: a GPU would wait more than it computes

@@ -349,6 +349,8 @@ def longest_match(table: bytes, text: bytes) -> tuple[int, bytes]:
     node = offset(units[0])
     for length, byte in enumerate(text, 1):
         node ^= byte
+        if node >= len(units):  # a table without rules
+            break
         unit = units[node]
         if unit & ((1 << 31) | 0xFF) != byte:
             break
@@ -517,7 +519,7 @@ def test_a_source_beyond_the_learned_positions(folder):
     assert len(model.beam_search(longest, beam_size=1)[0].ids) <= 255
     with pytest.raises(ValueError, match="257 tokens, and the model only 256"):
         model.beam_search(torch.tensor([[7] * 256 + [EOS]]))
-    with pytest.raises(ValueError, match="beam_size=0: must be from 1 to"):
+    with pytest.raises(ValueError, match="beam_size=0: must be a whole number"):
         model("dog", beam_size=0)
     with pytest.raises(ValueError, match="there are beam_size"):
         model("dog", beams=2)
@@ -913,7 +915,7 @@ def test_odd_text_goes_the_way_of_the_translator(exact):
     told = [], []
     found = engine(ODD, beam_size=1, tell=told[0].append)
     assert found == translator(ODD, beam_size=1, tell=told[1].append)
-    assert told[0] == told[1] and len(told[0]) == 2
+    assert told[0] == told[1] and len(told[0]) == 4  # an untrained model never ends
     assert len(engine.decode([[9, 8, 7]], beam_size=1)) == 1
     text = "\r\n".join(ODD[:6])
     assert engine(text, beam_size=1, tell=told[0].append) == "\n".join(found[:6])
@@ -934,7 +936,7 @@ def test_scores_of_the_engine_are_log_probabilities(exact):
 @pytest.mark.parametrize("beam_size", [0, 100_000])
 def test_beams_that_are_none(exact, exported, beam_size):
     for run in (exact[0], exported[2]):
-        with pytest.raises(ValueError, match=f"beam_size={beam_size}: must be from 1"):
+        with pytest.raises(ValueError, match=f"beam_size={beam_size}: must be "):
             run("a dog", beam_size=beam_size)
 
 

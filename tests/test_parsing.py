@@ -279,7 +279,7 @@ def test_an_untrained_parser_gives_trees(prepared):
     with pytest.raises(ValueError, match="one string"):
         parse("a b", model, tokenizer)
     for beam_size in (0, 100_000):
-        with pytest.raises(ValueError, match=f"beam_size={beam_size}: must be from 1"):
+        with pytest.raises(ValueError, match=f"beam_size={beam_size}: must be "):
             parse([], model, tokenizer, beam_size)
     with pytest.raises(ValueError, match="no trees"):
         evaluate_parser(model, tokenizer, [])

@@ -446,9 +446,9 @@ def test_chapter_31_at_full_trains_with_other_seeds(full, monkeypatch, capsys):
     asked = []
     names["learn"] = lambda model, steps: asked.append(steps) or [1.0] * 20
     run_cells("31_bugs", names, "def train_one(", "def train_more(")
-    assert asked == [200] * (4 + 20) + [1000] * 12
+    assert asked == [200] * (4 + 16) + [1000] * 12
     shares = [line.count("%") for line in capsys.readouterr().out.splitlines()]
-    assert shares == [0, *[5] * 4, 0, *[3] * 4]
+    assert shares == [0, *[4] * 4, 0, *[3] * 4]
 
 
 def test_chapter_32_at_full_scores_all_records_again(

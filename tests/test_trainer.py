@@ -154,7 +154,8 @@ def test_max_seconds_stops_and_run_goes_on(train, tmp_path):
     assert train(tiny(), tmp_path, max_seconds=0.0).progress.step == 1
     assert train(tiny(), tmp_path).progress.step == 6
     for wrong in (math.nan, -1):
-        with pytest.raises(ValueError, match=f"max_seconds={wrong}: must be 0 or"):
+        telling = f"max_seconds={wrong}: must be a number, 0 or"
+        with pytest.raises(ValueError, match=telling):
             train(tiny(), tmp_path / "none", max_seconds=wrong)
     assert not (tmp_path / "none").exists()
 

@@ -8,12 +8,10 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/11_o
 __all__ = ['label_smoothed_cross_entropy', 'chunked_cross_entropy', 'build_optimizer', 'noam_lr']
 
 # %% ../notebooks/11_objective.ipynb #35abaf00
-import math
-
 import torch
 from torch import Tensor, nn
 
-from .transformer import _check_real, _check_whole
+from .transformer import _check_real
 
 # %% ../notebooks/11_objective.ipynb #681af605
 def _loss_and_gradient_(
@@ -292,6 +290,11 @@ def noam_lr(
 
     Source: Vaswani et al. 2017, section 5.3, equation 3.
     """
-    _check_whole(1, step=step, warmup=warmup, d_model=d_model)
-    _check_real(0, math.inf, factor=factor)
+    counts = step, warmup, d_model
+    whole = all(type(n) is not bool and hasattr(n, "__index__") for n in counts)
+    number = isinstance(factor, float) or type(factor) is int
+    if not (whole and number and 0 <= factor < 2**63
+            and 1 <= min(counts) <= max(counts) < 2**63):  # fmt: skip
+        given = f"step={step}, warmup={warmup}, d_model={d_model}, factor={factor}"
+        raise ValueError(f"{given}: whole numbers from 1, and a factor from 0.")
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)

@@ -188,8 +188,8 @@ def _public(record: dict) -> dict:
         public["corpus"] = corpus | {split: name(corpus[split]) for split in splits}
     elif corpus:
         public["corpus"] = name(corpus)
-    if sizes := record.get("input_sizes"):
-        public["input_sizes"] = {name(file): size for file, size in sizes.items()}
+    if files := record.get("input_files"):
+        public["input_files"] = {name(file): what for file, what in files.items()}
     start = Path(record.get("start_from", ""))
     if start.is_absolute():
         public["start_from"] = "/".join(start.parts[-2:])
