@@ -98,7 +98,7 @@ def leftovers(folder: str | Path, *names: str) -> list[Path]:
 
     Args:
         folder: Where to look.
-        names: Of which files, as patterns such as "step-*.safetensors".
+        names: Of which files, as patterns for glob.
     """
     end = "." + 8 * "[0-9a-f]" + ".part"
     found = (path for name in names for path in Path(folder).glob(name + end))

@@ -35,7 +35,7 @@ def _translated(texts: list[str], translate: Callable) -> dict:
 def translation_server(
     translate: Callable, host: str = "127.0.0.1", port: int = 0,
     cors: Collection[str] = (),
-) -> "_TranslationServer":  # fmt: skip
+) -> ThreadingHTTPServer:  # fmt: skip
     """A server, listening but not yet answering; `serve_forever` does, or `serve`.
 
     Args:
