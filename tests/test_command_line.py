@@ -503,8 +503,9 @@ def test_a_signal_ends_each_command_in_order(command, kind, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("line", [
-    "transformer-lib --help", "transformer-lib --version",
-    "transformer-lib translate run test.en --beam-size 1",
+    "PYTHONUNBUFFERED= transformer-lib --help",
+    "PYTHONUNBUFFERED= transformer-lib --version",
+    "PYTHONUNBUFFERED= transformer-lib translate run test.en --beam-size 1",
     "PYTHONUNBUFFERED=1 transformer-lib --version",
     "PYTHONUNBUFFERED=1 transformer-lib translate run test.en --beam-size 1",
 ])  # fmt: skip
@@ -636,7 +637,7 @@ WRONG = {
     "a beam too wide": (["translate", "run", "test.en", "--beam-size", "100000",
                          "--output", "x.de"], "beam_size=100000: must be from 1"),
     "a beam of none to parse": (["parse", "test.en", "--beam-size", "0"],
-                                "beam_size=0: must be from 1"),
+                                "beam_size=0: must be a whole number, at least 1"),
     "a device that is not here": (["translate", "run", "test.en", "--device", "cuda:9",
                                    "--output", "x.de"], "no such device here"),
     "a model that is a number": (["train", "small", "--run", "r", "--set", "model=3"],

@@ -419,7 +419,8 @@ def test_a_record_says_what_is_left_out_and_which_tokens_count(tmp_path):
     lines = SCRIPTS["char"][0]
     text = "".join(f"{line}\t{line}\n" for line in ["", *lines]).encode()
     (tmp_path / "text").write_bytes(text + b"\xff\t\xff\nno tab\n")
-    corpus = load_corpus({"test": tmp_path / "text", "bad": "drop"}, "test")
+    with pytest.warns(UserWarning, match="60% of lines"):
+        corpus = load_corpus({"test": tmp_path / "text", "bad": "drop"}, "test")
     record = json.loads(json.dumps(evaluate(Copies(), corpus, samples=9)))
     assert record["lines"] == 5 and record["sentences"] == 2
     assert sum(record["left_out"].values()) == 3

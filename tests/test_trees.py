@@ -1,13 +1,17 @@
 """Chapter 26: trees read and written, repair, and EVALB's own results."""
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_trees import LEAVES, TREES, tree
 
+from transformer_lib.tree_tokens import _CLOSING, _OPENING
 from transformer_lib.trees import (
     BracketScore,
     Tree,
+    TreeError,
     _fault,
     _is_bracket,
     _plain_label,
@@ -27,6 +31,17 @@ def test_labels_and_traces():
     text = "( (S (NP-SBJ (-NONE- *)) (VP (-LRB- -LRB-) (PRP$ its))) )"
     assert str(clean_tree(tree(text))) == "(TOP (S (VP (-LRB- -LRB-) (PRP$ its))))"
     assert clean_tree(tree("( (S (-NONE- *)) )")) is None
+
+
+@pytest.mark.parametrize("text", [" ", "\t", "#", "a", "-", "=", "1", "(a", "1)", "/"])
+def test_a_million_equal_characters_take_no_square_of_time(text):
+    """A square of a million steps would not end."""
+    run = text * 1_000_000
+    with contextlib.suppress(TreeError):
+        assert list(read_trees([run])) == []
+    assert _plain_label(run)[:1] == run[:1]
+    assert bool(_OPENING.fullmatch(run)) == (text == "/")
+    assert not _CLOSING.fullmatch(run + "\n")
 
 
 TOKENS = st.lists(
