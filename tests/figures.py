@@ -69,8 +69,10 @@ def figure_in(chapter, names, *starts):
     for start in starts:
         (code,) = (cell for cell in cells if cell.startswith(start))
         *lines, last = ast.parse(code).body
+        lines += [] if isinstance(last, ast.Expr) else [last]
         exec(compile(ast.Module(lines, []), start, "exec"), names)
-        shows = eval(compile(ast.Expression(last.value), start, "eval"), names)
+        shown = isinstance(last, ast.Expr) and ast.Expression(last.value)
+        shows = eval(compile(shown, start, "eval"), names) if shown else None
     return shows
 
 
