@@ -7,7 +7,6 @@ import robustness
 from robustness import lines_of, why_not
 
 from transformer_lib.corpora import load_corpus
-from transformer_lib.downloads import CorpusUnavailable
 
 SUITE = lines_of()
 ALL = [(kind, line) for kind, lines in SUITE.items() for line in lines]
@@ -59,10 +58,8 @@ def test_the_shares_are_counted_and_the_reasons_kept(tmp_path, monkeypatch, caps
     assert "90%" in capsys.readouterr().out
 
 
+@pytest.mark.corpora
 def test_no_line_is_in_the_text_that_models_are_trained_on():
-    try:
-        splits = [load_corpus("tatoeba-en-de", name) for name in ("train", "valid")]
-    except CorpusUnavailable:
-        pytest.skip("Tatoeba is not there")
+    splits = [load_corpus("tatoeba-en-de", name) for name in ("train", "valid")]
     text = {source for split in splits for source, _ in split.pairs}
     assert not [line["en"] for _, line in ALL if line["en"] in text]

@@ -204,7 +204,7 @@ def test_a_signal_ends_it_when_all_are_answered(name, status):
     """Five have asked, one has only connected; all five get their answer."""
     program = subprocess.Popen(
         [sys.executable, "-c", SLOW], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(getattr(signal, name), signal.SIG_DFL),
     )  # fmt: skip
     address = program.stdout.readline().decode().split("//")[1].split("/")[0]
     address = "127.0.0.1", int(address.split(":")[1])

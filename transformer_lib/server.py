@@ -93,7 +93,8 @@ class _TranslationServer(ThreadingHTTPServer):
 
         threading.Thread(target=accept, daemon=True).start()
         try:
-            ended.wait()
+            while not ended.wait(1):  # seconds: one that came just before is seen then
+                pass
         finally:
             if not ended.is_set():
                 self.shutdown()
