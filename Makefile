@@ -80,9 +80,9 @@ edit: env  ## CHAPTER=02_attention: the notebook as text to edit, and back when 
 
 evidence: env library  ## RECIPE=tatoeba-en-de: train and score it (hours); or QUEUE=all, all long runs
 ifdef QUEUE
-	@$(BIN)/python book/_tools/queue_runs.py $(filter-out all,$(QUEUE)) $(WORKERS)
+	@$(BIN)/python experiments/queue_runs.py $(filter-out all,$(QUEUE)) $(WORKERS)
 else
-	@$(BIN)/python book/_tools/evidence.py "$(RECIPE)"
+	@$(BIN)/python experiments/evidence.py "$(RECIPE)"
 endif
 
 lint: env  ## check the style of all code

@@ -19,6 +19,8 @@ Hugging Face's `generate` keeps a finished sentence in its batch, and its length
 is the length to the power alpha. "as fed" is the order of the file, as most people feed
 it; "by length" sorts first, as ours and CTranslate2 do. Writes
 transformer_lib/evidence/benchmarks/decoding.json (or decoding-cuda.json).
+
+Record: benchmarks/decoding*.json
 """
 
 import argparse

@@ -8,6 +8,8 @@
 Reads newstest2014 from the cache, the mirror or its public address (`load_corpus`), and
 writes a record without the test's sentences; for the model that ships it is
 transformer_lib/evidence/newstest2014-tatoeba-model.json.
+
+Record: newstest2014-*.json
 """
 
 import argparse

@@ -32,6 +32,8 @@ of it. Exports: their sizes, and the time from nothing loaded to a first transla
 JoeyNMT and x-transformers are installed into _build/peers, without the versions of
 other packages that JoeyNMT asks for.
 Writes transformer_lib/evidence/benchmarks/peers.json once each part is measured.
+
+Record: benchmarks/peers.json
 """
 
 import argparse

@@ -16,6 +16,8 @@ Each job runs in a process of its own, of which the peak memory is read; rounds 
 interleaved. Then ours again with the same text ten times over. Mixed text is read where
 TRANSFORMER_LIB_MIRROR names a folder that has it. Writes
 transformer_lib/evidence/benchmarks/prepare.json.
+
+Record: benchmarks/prepare.json
 """
 
 import argparse

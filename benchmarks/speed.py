@@ -9,6 +9,8 @@ that a slow moment of the machine hits all alike. Counted are real target tokens
 the operations that real tokens need as a share of what the machine makes in one large
 matrix product of the same precision.
 Writes transformer_lib/evidence/benchmarks/speed-DEVICE.json.
+
+Record: benchmarks/speed-*.json
 """
 
 import argparse

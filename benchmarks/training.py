@@ -10,6 +10,8 @@ Same text, subwords, optimizer, dropout, smoothed loss and threads, float32. The
 are interleaved, so that a slow moment of the machine hits all alike. The mixed corpus
 is in the offline mirror only and is left out without it. Writes
 transformer_lib/evidence/benchmarks/training.json.
+
+Record: benchmarks/training.json
 """
 
 import argparse

@@ -9,6 +9,8 @@ empty: the time from the first click to the finished translation, which loads th
 and ONNX Runtime, and the bytes that this loads. Then, in the last of these browsers,
 the time from click to translation for other sentences, beam 4. Writes
 transformer_lib/evidence/benchmarks/translator.json.
+
+Record: benchmarks/translator.json
 """
 
 import argparse

@@ -10,6 +10,8 @@ is that of the processor, all threads together, so that other work on the machin
 not count; the time by the clock stands beside it. Real text is read where
 TRANSFORMER_LIB_MIRROR names a folder that has it.
 Writes transformer_lib/evidence/benchmarks/wmt.json.
+
+Record: benchmarks/wmt.json
 """
 
 import argparse

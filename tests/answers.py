@@ -5,14 +5,12 @@ import functools
 import importlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from exercises import ExerciseError, read_exercises
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "book/_tools"))
-from exercises import ExerciseError, read_exercises  # noqa: E402
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 SHELL = ("%", "!")

@@ -10,12 +10,11 @@ import warnings
 
 import pytest
 import real_text
-from built import AXE, HTML, ROOT, wait_for_the_book
+from browser import HOW, find
+from built import AXE, HTML, wait_for_the_book
 from hypothesis import settings
 
-sys.path.append(str(ROOT / "book" / "_tools"))
 pytest.register_assert_rewrite("looks")
-from browser import HOW, find  # noqa: E402
 
 real_text.hide()
 

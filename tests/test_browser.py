@@ -112,7 +112,7 @@ def test_the_lock_names_no_place():
 
 def test_only_one_place_knows_browsers_by_name():
     own = {Path(module.__file__), Path(__file__)}
-    for folder in ("tests", "benchmarks", "book/_tools"):
+    for folder in ("tests", "benchmarks", "book/_tools", "experiments"):
         for path in set((ROOT / folder).glob("*.py")) - own:
             text = path.read_text("utf-8")
             assert "google-chrome" not in text and "executable_path" not in text, path

@@ -375,7 +375,7 @@ def test_no_place_that_is_written_to_is_left_out():
 
 PROGRAMS = [path for path in sorted(ROOT.glob("benchmarks/*.py"))
             if '"--out"' in path.read_text("utf-8")]  # fmt: skip
-PROGRAMS.append(ROOT / "book" / "_tools" / "evidence.py")
+PROGRAMS.append(ROOT / "experiments" / "evidence.py")
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)

@@ -1,18 +1,14 @@
-"""The record of a trained translator, as book/_tools/evidence.py makes it."""
+"""The record of a trained translator, as experiments/evidence.py makes it."""
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import evidence
 import pytest
 import sacrebleu
+import ship
 import small_runs
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "book" / "_tools"))
-import evidence
-import ship
 import translator_scores
 
 from transformer_lib.corpora import load_corpus

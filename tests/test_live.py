@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from exercises import read_exercises
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "book/_ext"))
-sys.path.insert(0, str(ROOT / "book/_tools"))
 import live_runner  # noqa: E402
-from exercises import read_exercises  # noqa: E402
 
 NOTEBOOK = ROOT / "notebooks/01_hello.ipynb"
 CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["sphinx"]["config"]

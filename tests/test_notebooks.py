@@ -25,7 +25,7 @@ TAGS = {
     "hide-cell",
     "exercise",
     "remove-stderr",
-    "counts",  # book/_tools/translator_scores.py runs these cells
+    "counts",  # experiments/translator_scores.py runs these cells
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = {

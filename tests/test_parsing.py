@@ -193,7 +193,7 @@ def tiny_recipe(tmp_path):
 
 def test_the_tool_that_trains_scores_and_records(tmp_path, tiny_recipe):
     """A tiny parser in two pieces: choices on development trees, test trees once."""
-    tool = Path(__file__).resolve().parents[1] / "book" / "_tools" / "parsing.py"
+    tool = Path(__file__).resolve().parents[1] / "experiments" / "parsing.py"
     out = tmp_path / "record.json"
     command = [sys.executable, str(tool), str(tmp_path / "run"), "--recipe",
                str(tiny_recipe), "--out", str(out), "--every", "40", "--some", "30",

@@ -1,13 +1,10 @@
 """What pages say in numbers and quotations, against what their cells show."""
 
-import sys
 
+import prose
 import pytest
-from built import API, HTML, ROOT, documents, wait_for_the_book
+from built import API, HTML, documents, wait_for_the_book
 from built import need_the_book as need
-
-sys.path.append(str(ROOT / "book" / "_tools"))
-import prose  # noqa: E402
 
 
 def found(text: str, output: str = "", code: str = "") -> list[str]:

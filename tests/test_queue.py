@@ -29,7 +29,7 @@ from transformer_lib.trainer import train
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOL = ROOT / "book" / "_tools" / "queue_runs.py"
+TOOL = ROOT / "experiments" / "queue_runs.py"
 EVIDENCE = ROOT / "transformer_lib" / "evidence"
 PREDICTED = tomllib.loads((EVIDENCE / "table3-predictions.toml").read_text("utf-8"))
 
@@ -154,7 +154,7 @@ def test_stopped_at_a_random_moment_the_result_is_the_same(place):
         "DEVICE": "cpu", "JOBS": "1", "PYTHON": sys.executable,
         "QUEUE": f"--here --queue {place / 'queue.toml'}",
     }  # fmt: skip
-    script = str(ROOT / "book" / "_tools" / "gpu.sh")
+    script = str(ROOT / "experiments" / "gpu.sh")
     command = ["sh", script, str(place / "out"), "runs"]
     whole = subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=1800

@@ -4,9 +4,9 @@ import hashlib
 import json
 import math
 import re
-import sys
 
 import pytest
+import sentence as tool
 import torch
 from built import ROOT
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,10 +15,7 @@ from transformer_lib import hello
 from transformer_lib.figures.hello import attention_figure, read_weights
 from transformer_lib.runs import _find_pretrained, load_pretrained, read_evidence
 
-sys.path.append(str(ROOT / "book" / "_tools"))
-import sentence as tool  # noqa: E402
-
-AGAIN = "run book/_tools/sentence.py again"
+AGAIN = "run experiments/sentence.py again"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def export(monkeypatch):
     """The tool that writes the library."""
-    monkeypatch.syspath_prepend(ROOT / "book" / "_tools")
     import export
 
     return export
@@ -67,7 +66,6 @@ def test_directives_may_stand_above_one_another(export, tmp_path):
 
 def test_a_chapter_depends_on_what_its_modules_import(monkeypatch):
     """Else a chapter would keep old outputs when a module below it has changed."""
-    monkeypatch.syspath_prepend(ROOT / "book" / "_tools")
     import run_notebooks
 
     def modules(source):
@@ -84,7 +82,6 @@ def test_a_chapter_depends_on_what_its_modules_import(monkeypatch):
 
 def test_a_chapter_waits_for_another_only_where_it_loads_its_run(monkeypatch):
     """Chapter 15 scores chapter 13's translator, and that at scale full alone."""
-    monkeypatch.syspath_prepend(ROOT / "book" / "_tools")
     import run_notebooks
 
     for scale, needs in ("small", []), ("full", ["13_runs"]):
@@ -98,7 +95,6 @@ def test_a_chapter_waits_for_another_only_where_it_loads_its_run(monkeypatch):
 
 def test_the_page_names_what_a_chapter_ran_on(monkeypatch):
     """The welcome page says that it stands under each chapter's title."""
-    monkeypatch.syspath_prepend(ROOT / "book" / "_tools")
     import run_notebooks
 
     monkeypatch.setenv("TRANSFORMER_LIB_SCALE", "small")

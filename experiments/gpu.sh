@@ -17,7 +17,7 @@
 set -eu
 out=$1 what=${2:-all} minutes=${3:-40} python=${PYTHON:-python3} device=${DEVICE:-cuda}
 began=$(date +%s)
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 TRANSFORMER_LIB_RUNS=${TRANSFORMER_LIB_RUNS:-$PWD/runs}
@@ -40,7 +40,7 @@ if [ "$what" != speed ]; then
   pidfile=$TRANSFORMER_LIB_RUNS/queue.pid
   if ! { [ -f "$pidfile" ] && kill -0 "$(cat "$pidfile")" 2>/dev/null; }; then
     # A session of its own: it lives on when this call is over.
-    setsid "$python" book/_tools/queue_runs.py ${QUEUE:-} --device "$device" \
+    setsid "$python" experiments/queue_runs.py ${QUEUE:-} --device "$device" \
       -j "${JOBS:-14}" $here > "$TRANSFORMER_LIB_RUNS/queue.out" 2>&1 &
     echo $! > "$pidfile"
   fi

@@ -1,6 +1,6 @@
 """BERT and T5 of chapter 28, trained until they are worth looking at.
 
-    python book/_tools/pretraining.py BERT --seed 0 --out FILE [--steps N] [--device D]
+    python experiments/pretraining.py BERT --seed 0 --out FILE [--steps N] [--device D]
 
 Trains on all English sentences of Tatoeba of at most 60 characters, and judges on 2,000
 held-out ones, beside counting on the same text: single tokens, and pairs of neighbors.
@@ -11,6 +11,8 @@ sentences is the same for all seeds.
 A run stopped goes on from its checkpoint (FILE with .pt), to the same result: each
 update draws its batch, its holes and its dropout from a seed of its own.
 Writes one JSON: nats a token and share of tokens right, for the model and for counting.
+
+Record: results/family/*.json
 """
 
 import argparse
@@ -181,7 +183,7 @@ def run(member: str, seed: int, steps: int, out: Path, device: str) -> dict:
     return {
         "member": member,
         "seed": seed,
-        "command": f"python book/_tools/pretraining.py {member} --seed {seed} "
+        "command": f"python experiments/pretraining.py {member} --seed {seed} "
                    f"--steps {steps} --out FILE",
         "config": asdict(task.config),
         "parameters": task.config.num_parameters(),

@@ -10,6 +10,8 @@ Sources are folded (`fold_text`), as `translate` folds what it is given; German 
 its quotation marks. The vocabulary cuts digits one by one. It is not NFKC's: it only
 composes accents, makes every space a plain one and drops what nobody sees, by rules
 that are part of the vocabulary, so that each program that reads it keeps them.
+
+Record: none; it makes the text that evidence.py and typed_pilot.py train on
 """
 
 import io

@@ -1,6 +1,6 @@
 """Train a parser of chapter 26, or go on training it, and write its record.
 
-    python book/_tools/parsing.py RUN [--recipe craft-large] [--seconds 3000]
+    python experiments/parsing.py RUN [--recipe craft-large] [--seconds 3000]
 
 RUN is the folder of the run; a second call goes on where the first one stopped. On the
 way, after each of STAGES of the updates, some development trees are parsed greedily:
@@ -9,6 +9,8 @@ weights with the lowest loss or the mean of the last ones, by beam search. Then 
 trees are parsed once; each tenth of them with --every 10. The record goes to --out,
 else to transformer_lib/evidence; the weights, in 16 bits, beside --out into the folder
 averaged, else to transformer_lib/pretrained.
+
+Record: craft-parsing.json, results/parser/*.json
 """
 
 import argparse
@@ -29,7 +31,7 @@ from transformer_lib.transformer import default_device
 from transformer_lib.treebanks import load_trees
 from transformer_lib.trees import BracketScore
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 STAGES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
 SEARCH = {"alpha": 0.3, "max_extra": 300}
 
@@ -114,7 +116,7 @@ def main() -> None:
     data = _read_data(given.run / "trees" / "prepared")
     in_a_pass = (data["train"]["tgt_tokens"] + data["train_pairs"]) / recipe.copies
     record = {
-        "command": f"python book/_tools/parsing.py RUN --recipe {recipe.name}",
+        "command": f"python experiments/parsing.py RUN --recipe {recipe.name}",
         "recipe": asdict(replace(recipe, vocab_size=run.recipe.vocab_size)),
         "seed": recipe.seed, "parameters": run.model.config.num_parameters(),
         "data": run.data | {"corpus": recipe.corpus}, "environment": run.environment,

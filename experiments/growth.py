@@ -3,6 +3,8 @@
 Scores every kept step-NNNNNN.safetensors of a run, then averages of its last 1, 5
 and 10, greedily and with beam 4. Writes
 transformer_lib/evidence/RECIPE-growth.json; a checkpoint in it is not scored again.
+
+Record: *-growth.json
 """
 
 import argparse
@@ -22,7 +24,7 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.runs import Run, environment_record
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
 """The first updates of the translator for text as people type it, at some rate.
 
-    python book/_tools/typed_pilot.py FACTOR --text DIR --run-dir DIR --out FILE
+    python experiments/typed_pilot.py FACTOR --text DIR --run-dir DIR --out FILE
 
 Trains the recipe tatoeba-en-de-typed with another factor of the learning rate, for so
 many updates. Batches and rate do not depend on where a run ends, so the better of the
 runs is the beginning of the whole one, which goes on in its folder. Validation pairs
 alone are looked at.
+
+Record: results/translator-typed-pilot/*.json
 """
 
 import argparse

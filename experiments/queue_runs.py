@@ -1,18 +1,21 @@
 """Work through the long runs in their order; stopped at any moment, it goes on later.
 
-    python book/_tools/queue_runs.py                      the whole queue
-    python book/_tools/queue_runs.py table3 parser -j 2   these groups, two at a time
-    python book/_tools/queue_runs.py --list               what is done and what is left
+    python experiments/queue_runs.py                      the whole queue
+    python experiments/queue_runs.py table3 parser -j 2   these groups, two at a time
+    python experiments/queue_runs.py --list               what is done and what is left
 
 The queue is queue.toml among the records in transformer_lib/evidence. Each group of it
 is one command, run with each value for the names in braces. A run is done when its
 result is in results/ beside the queue, where it is copied when the command ends well.
 `after` names another run of the group: until that one is done, this one waits.
 A group runs from one commit, the one checked out when its first run began, in a
-clone of its own, so that later changes of the library do not reach it. Checkpoints stay
+clone of its own, with the command that the queue has there: later changes of the
+library, of a script or of its place do not reach it. Checkpoints stay
 in the folder of runs (TRANSFORMER_LIB_RUNS; else in the user's cache, which outlives a
 checkout); queue.log there has one line for each start and end. On a GPU:
 --device cuda -j 12.
+
+Record: none of its own; it keeps those that its commands write, in results/
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ from pathlib import Path
 from transformer_lib.downloads import _cache_folder
 from transformer_lib.files import claimed, whole_file
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "transformer_lib" / "evidence"
+QUEUE = EVIDENCE / "queue.toml"
 KEPT = Path(os.environ.get("TRANSFORMER_LIB_EVIDENCE", EVIDENCE / "results"))
 COMMAND = """import sys
 from transformer_lib.command_line import main
@@ -124,6 +128,17 @@ def code_of(group: str, runs: Path) -> Path:
     return code
 
 
+def as_pinned(job: Job, code: Path, runs: Path, device: str) -> Job:
+    """A run with the command that it has in the queue of its group's commit.
+
+    One that came into the group later has no other than today's.
+    """
+    queue = code / QUEUE.relative_to(ROOT)
+    same = [j for j in read_jobs(queue, runs, device, [])
+            if (j.group, j.name) == (job.group, job.name)]  # fmt: skip
+    return same[0] if same else job
+
+
 class Queue:
     """The runs that are left, and the processes that work on some of them.
 
@@ -131,11 +146,15 @@ class Queue:
         todo: All runs, in their order.
         runs: The folder of runs.
         threads: Threads of each process.
+        device: What the commands are given as {device}.
         here: Whether the code runs as it stands in this folder.
     """
 
-    def __init__(self, todo: list[Job], runs: Path, threads: int, here: bool):
-        self.todo, self.runs, self.threads, self.here = todo, runs, threads, here
+    def __init__(
+        self, todo: list[Job], runs: Path, threads: int, device: str, here: bool
+    ):
+        self.todo, self.runs, self.threads = todo, runs, threads
+        self.device, self.here = device, here
         self.lock, self.taken, self.children = threading.Lock(), set(), set()
         self.failed, self.stopping = [], False
 
@@ -166,7 +185,10 @@ class Queue:
 
     def run(self, job: Job) -> None:
         """Run one command to its end, and keep its result."""
-        code = ROOT if self.here else code_of(job.group, self.runs)
+        code = ROOT
+        if not self.here:
+            code = code_of(job.group, self.runs)
+            job = as_pinned(job, code, self.runs, self.device)
         began = time.monotonic()
         self.say(f"{job.group:14} {job.name:24} begins or goes on")
         env = KEEPING | os.environ | {
@@ -225,7 +247,7 @@ def main() -> int:
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--threads", type=int, default=1, help="of each process (1)")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--queue", type=Path, default=EVIDENCE / "queue.toml")
+    parser.add_argument("--queue", type=Path, default=QUEUE)
     parser.add_argument("--list", action="store_true", help="only say what is left")
     parser.add_argument("--here", action="store_true",
                         help="run the code as it stands here, not from a commit")
@@ -239,7 +261,7 @@ def main() -> int:
             said = figures(job.kept) if job.kept.exists() else "-"
             print(f"{job.group:14} {job.name:24} {said}")
         return 0
-    queue = Queue(todo, runs, asked.threads, asked.here)
+    queue = Queue(todo, runs, asked.threads, asked.device, asked.here)
     signal.signal(signal.SIGTERM, queue.stop)
     signal.signal(signal.SIGINT, queue.stop)
     workers = [threading.Thread(target=queue.work) for _ in range(asked.jobs)]

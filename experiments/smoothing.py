@@ -1,11 +1,13 @@
 """Does label smoothing help BLEU? A run of Table 3 in small, scored on fresh pairs.
 
-    python book/_tools/smoothing.py ROW SEED --run-dir DIR --out FILE
-    python book/_tools/smoothing.py --compare
+    python experiments/smoothing.py ROW SEED --run-dir DIR --out FILE
+    python experiments/smoothing.py --compare
 
 The rows are base and D-ls0.0. Each is scored on the test set, as all rows of the table,
 and on 3,000 pairs without a near copy in the training text (fresh_split.py). --compare
 says what came out, and refuses to before all runs of the queue are there.
+
+Record: results/smoothing/*.json
 """
 
 import argparse
@@ -28,7 +30,7 @@ from transformer_lib.training import validation_loss
 from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "transformer_lib" / "evidence" / "results" / "smoothing"
 RECIPE, ROWS, SEEDS = "table3-replica", ("base", "D-ls0.0"), range(8)
 

@@ -1,11 +1,13 @@
 """Train a parser for its first updates, and look whether its places become alike.
 
-    python book/_tools/parser_places.py RECIPE --run-dir DIR --out FILE
+    python experiments/parser_places.py RECIPE --run-dir DIR --out FILE
 
 Each 250 of the first 2,000 updates, on development sentences: the mean cosine between
 the vectors of two places of one sentence, before the first layer of the encoder and
 after each, and the loss with the right sentence and with another one, about as long.
 Stopped, it goes on from the last checkpoint. Writes one JSON.
+
+Record: results/parser-places/*.json
 """
 
 import argparse
@@ -57,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(point, flush=True)
     record["data"] |= {"corpus": recipe.corpus}  # and not where this run keeps it
     _write_json(given.out, {
-        "command": f"python book/_tools/parser_places.py {given.recipe}", **record,
+        "command": f"python experiments/parser_places.py {given.recipe}", **record,
         "environment": run.environment, "tokens": run.progress.tokens,
         "seconds": run.history[-1]["seconds"],
         "development": {"pairs": len(pairs), "sha256": _hash_pairs(pairs)},

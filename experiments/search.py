@@ -5,6 +5,8 @@ not run again. The loss is given in nats per character of the reference, since p
 of different vocabularies cannot be compared. The change "sample" is not a recipe's: the
 cuts of the training text are drawn once for each pair (subword regularization), which
 is all that a budget of less than one pass can see of it.
+
+Record: search-en-de.json
 """
 
 import argparse

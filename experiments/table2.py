@@ -1,7 +1,7 @@
 """Table 2 in small: a Transformer, a recurrent and a convolutional translator.
 
-    python book/_tools/table2.py KIND --seed 1 --run-dir DIR --out FILE
-    python book/_tools/table2.py KIND --pilot --set factor=0.5 ...
+    python experiments/table2.py KIND --seed 1 --run-dir DIR --out FILE
+    python experiments/table2.py KIND --pilot --set factor=0.5 ...
 
 All three have the text, the vocabulary, the batches and their order, the loss, Adam and
 the schedule of the recipe table3-replica, and about as many parameters. What differs is
@@ -11,6 +11,8 @@ counted multiply-adds and its seconds of one core, which it reads from the Trans
 result; at each of the three it is scored on the test set. A run stopped goes on from
 its last checkpoint. Seconds are the processor's, so that others on the machine disturb
 little.
+
+Record: results/table2/*.json, results/table2-pilot/*.json
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """ship.py RUN [--name NAME]: make a trained run the model that ships.
 
     make evidence QUEUE=translator     trains and scores it; then, with its folder:
-    python book/_tools/ship.py RUN
+    python experiments/ship.py RUN
 
 Takes the averaged weights and the record.json that the queue left in the folder of the
 run, writes transformer_lib/pretrained/NAME, by which the library knows the model, and
@@ -10,6 +10,8 @@ off this model: the sentence of chapters 01 to 07, the heads of chapter 27, news
 of chapter 24, the parts of the test set of chapter 19. Minutes to an hour on a CPU. It
 ends with the commands that need the built book. Refuses a run that is not finished, and
 weights of 20 MB or more.
+
+Record: none of its own; it takes what evidence.py wrote, and runs others again
 """
 
 import argparse
@@ -21,17 +23,17 @@ from pathlib import Path
 from transformer_lib.checkpoints import _write_json
 from transformer_lib.runs import Run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "transformer_lib"
 LARGEST = 20e6  # bytes of a shipped model, its tokenizer and recipe included
 AFTER = [
-    [sys.executable, "book/_tools/sentence.py"],
+    [sys.executable, "experiments/sentence.py"],
     [sys.executable, "-c", "import transformer_lib.heads as h; h.record_heads("
      "'transformer_lib/evidence/attention-heads.json')"],
     [sys.executable, "benchmarks/newstest.py"],
-    [sys.executable, "book/_tools/translator_scores.py"],
+    [sys.executable, "experiments/translator_scores.py"],
 ]  # fmt: skip
-LATER = ("python book/_tools/growth.py {} && make book && "
+LATER = ("python experiments/growth.py {} && make book && "
          "python benchmarks/translator.py && make test")  # fmt: skip
 
 

@@ -5,6 +5,8 @@ place by place on pieces of 128, each with three seeds; those with rotary positi
 with a larger base, as they are and after 40 updates on pieces of 128; and ViT beside a
 linear model, each with five seeds and five divisions of the images. Writes
 family-small.json after each run; a run that is in it is not done again.
+
+Record: family-small.json
 """
 
 import dataclasses
@@ -31,7 +33,7 @@ from transformer_lib.pretraining import (
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import BOS, EOS
 
-OUT = Path(__file__).parents[2] / "transformer_lib/evidence/family-small.json"
+OUT = Path(__file__).parents[1] / "transformer_lib/evidence/family-small.json"
 SMALL = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 128, "dropout": 0.0}
 CORPUS, TEXTS, HELD = _short_sentences()
 TOKENIZER = _small_tokenizer(TEXTS)
@@ -120,7 +122,7 @@ def main() -> None:
     record = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {"results": {}}
     text = "\n".join([*TEXTS, "", *HELD]).encode()
     record |= {
-        "command": "python book/_tools/family.py",
+        "command": "python experiments/family.py",
         "data": {"corpus": CORPUS, "sentences": len(TEXTS), "held_out": len(HELD),
                  "sha256": hashlib.sha256(text).hexdigest(),
                  "digits": "scikit-learn load_digits"},

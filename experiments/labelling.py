@@ -1,10 +1,12 @@
 """Train the labelling encoder of chapter 26, the parser's reference, and record it.
 
-    python book/_tools/labelling.py RUN [--recipe craft-labels] [--out record.json]
+    python experiments/labelling.py RUN [--recipe craft-labels] [--out record.json]
 
 RUN is the folder of the run; a second call goes on where the first one stopped. Scored
 on development trees after each validate_every updates; on the test trees once, with the
 mean of the last weights.
+
+Record: results/parser-reference/*.json
 """
 
 import argparse
@@ -39,7 +41,7 @@ from transformer_lib.tree_tokens import train_tree_tokenizer
 from transformer_lib.treebanks import load_trees
 from transformer_lib.trees import BracketScore
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Trainer:
@@ -148,7 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
     longest = recipe.max_length // 2
     words = [len(tree.words) for tree in run.bank.trees if len(tree.words) <= longest]
     record = {
-        "command": f"python book/_tools/labelling.py RUN --recipe {recipe.name}",
+        "command": f"python experiments/labelling.py RUN --recipe {recipe.name}",
         "recipe": asdict(replace(recipe, vocab_size=size)), "seed": recipe.seed,
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "labels": [len(kind) for kind in run.task.kinds],

@@ -1,6 +1,6 @@
 """Where the decoders of chapter 26's parsers look, and what they write with help.
 
-    python book/_tools/parser_heads.py RUN RUN ...
+    python experiments/parser_heads.py RUN RUN ...
 
 Each RUN is a folder of a run of slots, named by its recipe. For development trees of
 CRAFT, with the right beginning given: the share of slots before words, and behind them,
@@ -8,6 +8,8 @@ that are written right; and for each head of cross-attention the mean of its wei
 the two slots of the word that is being written. For one sentence, with what the parser
 wrote itself: of the head with the largest such mean, the weights from word to word.
 The record goes to transformer_lib/evidence/parser-heads.json.
+
+Record: parser-heads.json
 """
 
 import argparse
@@ -25,7 +27,7 @@ from transformer_lib.tree_tokens import _source_text, _split_words, _tree_pair
 from transformer_lib.treebanks import load_trees
 from transformer_lib.trees import Tree
 
-OUT = Path(__file__).resolve().parents[2] / "transformer_lib/evidence/parser-heads.json"
+OUT = Path(__file__).resolve().parents[1] / "transformer_lib/evidence/parser-heads.json"
 SENTENCE = "We found that the protein is expressed in the brain."
 EVERY, LONGEST = 28, 70  # one development tree in so many; words
 
@@ -93,7 +95,7 @@ def main() -> None:
         run = Run.load(folder, "cpu", given.weights)
         results[run.recipe.name] = measure(run, trees)
     record = {
-        "command": "python book/_tools/parser_heads.py RUN RUN",
+        "command": "python experiments/parser_heads.py RUN RUN",
         "sentence": _split_words(SENTENCE), "weights": given.weights,
         "development": {"trees": len(trees), "every": EVERY, "longest": LONGEST,
                         "sha256": bank.sha256},

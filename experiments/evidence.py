@@ -1,9 +1,9 @@
 """Train a recipe, score it on its test set, and keep the record.
 
-    python book/_tools/evidence.py RECIPE [--run-dir DIR] [--max-minutes M]
-    python book/_tools/evidence.py RECIPE --run-dir DIR --score-only
-    python book/_tools/evidence.py RECIPE --score-only --weights average
-    python book/_tools/evidence.py RECIPE --text DIR   on the text of translator_text.py
+    python experiments/evidence.py RECIPE [--run-dir DIR] [--max-minutes M]
+    python experiments/evidence.py RECIPE --run-dir DIR --score-only
+    python experiments/evidence.py RECIPE --score-only --weights average
+    python experiments/evidence.py RECIPE --text DIR   on the text of translator_text.py
 
 An interrupted run goes on where it stopped. Writes
 transformer_lib/evidence/RECIPE.json: recipe, data hash, hardware, versions, commit,
@@ -12,6 +12,9 @@ history, scores with their signatures for the best, the last and the averaged we
 translation of each test sentence beside a hash that says of which. The headline is
 the paper's way, averaged weights and beam 4, whichever scores best; losses on the
 three splits are of the same weights.
+
+Record: tatoeba-en-de.json, tatoeba-en-de-longer.json, tatoeba-en-de-names.json,
+results/translator/*.json, results/translator-typed/*.json
 """
 
 import argparse
@@ -36,7 +39,7 @@ from transformer_lib.training import validation_loss
 from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 DECODINGS = {
     1: "greedy, sentence by sentence, at most source + 50 tokens",
     4: "beam 4, alpha 0.6, sentence by sentence, at most source + 50 tokens",

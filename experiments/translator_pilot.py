@@ -1,6 +1,6 @@
 """Train the shipped model a little longer, in one of several ways, and compare.
 
-    python book/_tools/translator_pilot.py WAY --run-dir DIR --out FILE
+    python experiments/translator_pilot.py WAY --run-dir DIR --out FILE
 
 The model learned much of its text by heart, so which way of training on makes it better
 at sentences that it has not seen? Each way gets equally many updates of equally many
@@ -8,6 +8,8 @@ tokens. The test set is not looked at: a pilot is for choosing. Nor is the valid
 part as a whole: much of it differs by one word from a training sentence, which rewards
 learning by heart. The scores are of those validation pairs alone whose German side has
 no such neighbor. A run stopped goes on from its last checkpoint.
+
+Record: results/translator-pilot/*.json
 """
 
 import argparse

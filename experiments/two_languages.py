@@ -1,6 +1,6 @@
 """Teach the shipped model a second language by tags, and score both under each tag.
 
-    python book/_tools/two_languages.py --run-dir DIR --out FILE
+    python experiments/two_languages.py --run-dir DIR --out FILE
 
 The model translates English into German. Its vocabulary is grown by a tag for each
 language and by the pieces that byte pair encoding would learn next from French; then it
@@ -9,6 +9,8 @@ tag in front of each source. No side of a test or validation pair is trained on.
 are the last weights on both test sets under the right tag and the wrong one, and the
 model as it was, without tags. A run stopped goes on from its last checkpoint, to the
 same result. Writes one JSON.
+
+Record: results/two-languages/*.json
 """
 
 import argparse
@@ -101,7 +103,7 @@ def run(asked: argparse.Namespace) -> dict:
         "pieces": asked.pieces,
         "factor": asked.factor,
         "seed": asked.seed,
-        "command": "python book/_tools/two_languages.py "
+        "command": "python experiments/two_languages.py "
                    f"--pairs {asked.pairs} --pieces {asked.pieces} "
                    f"--factor {asked.factor} --steps {asked.steps} --seed {asked.seed} "
                    "--run-dir FOLDER --out FILE",

@@ -1,10 +1,12 @@
 """How many of 200 lines as people type them does a model translate as it should?
 
-    python book/_tools/robustness.py MODEL [--out FILE] [--show]
+    python experiments/robustness.py MODEL [--out FILE] [--show]
 
 MODEL is what Translator.from_pretrained takes. The lines and the rule for each stand in
 transformer_lib/evidence/robustness.toml. Writes the share of each kind, and each output
 with the reason why it failed.
+
+Record: results/robustness/*.json
 """
 
 import argparse
@@ -16,7 +18,7 @@ from pathlib import Path
 from transformer_lib.checkpoints import _write_json
 from transformer_lib.translator import Translator
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SUITE = ROOT / "transformer_lib" / "evidence" / "robustness.toml"
 
 

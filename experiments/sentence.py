@@ -12,6 +12,8 @@ made: for each candidate, relations that a reader expects are looked up in every
 of the encoder, and the head is kept whose smallest weight among them is the largest.
 Between the languages it is the head whose queries look most at the most different
 pieces; of equal ones, that with the largest mean of their largest weights.
+
+Record: sentence.json
 """
 
 import argparse
@@ -27,7 +29,7 @@ from transformer_lib.looking_inside import _merge_words, _word_groups, attention
 from transformer_lib.runs import _find_pretrained, environment_record, load_pretrained
 from transformer_lib.tokenizer import BOS, EOS
 
-OUT = Path(__file__).resolve().parents[2] / "transformer_lib/evidence/sentence.json"
+OUT = Path(__file__).resolve().parents[1] / "transformer_lib/evidence/sentence.json"
 MODEL = "tatoeba-en-de"
 SENTENCE = "The old man sold his house."
 # Sentence -> (word, word that it should look at), each the first of its spelling.
@@ -212,7 +214,7 @@ def sentence_record(model, tokenizer, about: dict) -> dict:
     with torch.inference_mode():
         embedded = model._embed(src_ids, model.src_embedding, model.src_positions)[0]
     return {
-        "command": "python book/_tools/sentence.py",
+        "command": "python experiments/sentence.py",
         "model": MODEL,
         "sizes": about["recipe"]["model"],
         **chosen,

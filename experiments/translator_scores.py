@@ -7,6 +7,8 @@ the training text, of those with and without a name that was never read; by leng
 by whether all words were read; and the runs against each other by paired bootstrap.
 What is counted is said by the functions of chapter 19, which this runs. Minutes; it
 needs the corpora.
+
+Record: translator-test.json
 """
 
 import argparse
@@ -24,7 +26,7 @@ from transformer_lib.evaluation import (
 )
 from transformer_lib.runs import environment_record, read_evidence, recorded_outputs
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "notebooks/19_shipped_model.ipynb"
 RUNS = ["tatoeba-en-de", "tatoeba-en-de-longer", "tatoeba-en-de-names"]
 
@@ -91,7 +93,7 @@ def record_of(names: list[str]) -> dict:
     copies = [page["unread_copies"](rows, known) for rows in outputs]
     parted = {"all words read": read, "a word never read": [not one for one in read]}
     return {
-        "command": "python book/_tools/translator_scores.py",
+        "command": "python experiments/translator_scores.py",
         "runs": names,
         "test_sha256": runs[-1]["scores"]["sacreBLEU"]["test_sha256"],
         "training_sha256": text.sha256,

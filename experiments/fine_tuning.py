@@ -1,6 +1,6 @@
 """Fine-tune the shipped model on one origin of the mixed text, and score old and new.
 
-    python book/_tools/fine_tuning.py --factor 0.05 --pairs 10000 --share 0.5
+    python experiments/fine_tuning.py --factor 0.05 --pairs 10000 --share 0.5
         --run-dir DIR --out FILE
 
 The new text is multi30k (captions of photographs) of the mixed text in the folder that
@@ -10,6 +10,8 @@ of the rest, so many are trained on, with old pairs as a share among them. All e
 the recipe fine-tune. Losses and scores are those of the last weights, on both test
 sets, beside those of the model before. A run stopped goes on from its last checkpoint,
 to the same result. Writes one JSON.
+
+Record: results/fine-tuning/*.json
 """
 
 import argparse
@@ -128,7 +130,7 @@ def run(asked: argparse.Namespace) -> dict:
         "old_pairs": len(text) - len(new),
         "share": asked.share,
         "seed": asked.seed,
-        "command": "python book/_tools/fine_tuning.py "
+        "command": "python experiments/fine_tuning.py "
                    f"--factor {asked.factor} --pairs {asked.pairs} "
                    f"--share {asked.share} --seed {asked.seed} "
                    "--run-dir FOLDER --out FILE",

@@ -1,6 +1,6 @@
 """Hugging Face's Marian, trained on the text of one of our recipes: an outside anchor.
 
-    python book/_tools/anchor.py tatoeba-en-de --run-dir DIR --out FILE
+    python experiments/anchor.py tatoeba-en-de --run-dir DIR --out FILE
 
 What is shared with our run: the pieces, the division into training, validation and test
 pairs, the batches and their order, and the numbers of the recipe (size, dropout and
@@ -12,6 +12,8 @@ score (sacreBLEU itself).
 
 A run stopped goes on from its last checkpoint, to the same result: each update draws
 its dropout from a seed of its own. Writes one JSON.
+
+Record: results/anchor/*.json, results/anchor-*/*.json
 """
 
 import argparse

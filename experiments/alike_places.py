@@ -1,6 +1,6 @@
 """How alike the places of a sentence are inside an encoder, layer by layer.
 
-    python book/_tools/alike_places.py RUN RUN ...
+    python experiments/alike_places.py RUN RUN ...
 
 Each RUN is a folder of a run of ablate, ROW-SEED in a folder that says which. For
 validation sentences: the mean cosine between the vectors of two different places of one
@@ -8,6 +8,8 @@ sentence, in the sums of embedding and position, and after each layer of the enc
 1 all places have the same direction, and attention cannot tell them apart. Beside it
 the loss with the right source, and with that of another sentence, about as long. The
 record goes to transformer_lib/evidence/alike-places.json.
+
+Record: alike-places.json
 """
 
 import argparse
@@ -26,7 +28,7 @@ from transformer_lib.runs import Run, environment_record
 from transformer_lib.tokenizer import EOS
 from transformer_lib.training import validation_loss
 
-OUT = Path(__file__).resolve().parents[2] / "transformer_lib/evidence/alike-places.json"
+OUT = Path(__file__).resolve().parents[1] / "transformer_lib/evidence/alike-places.json"
 SENTENCES = 500
 
 
@@ -85,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     valid = [pair for pair in load_corpus(corpus, "valid").pairs if all(pair)]
     pairs = some_of(valid, SENTENCES)
     record = {
-        "command": "python book/_tools/alike_places.py RUN RUN",
+        "command": "python experiments/alike_places.py RUN RUN",
         "validation": {"pairs": len(pairs), "sha256": _hash_pairs(pairs)},
         "environment": environment_record("cpu"),
         "results": {name: measure(run, pairs) for name, run in runs.items()},
