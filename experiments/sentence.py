@@ -212,7 +212,7 @@ def sentence_record(model, tokenizer, about: dict) -> dict:
     layer, head = (candidates[SENTENCE][key] for key in ("layer", "head"))
     weights = attention_weights(model, src_ids, tgt_ids)
     with torch.inference_mode():
-        embedded = model._embed(src_ids, model.src_embedding, model.src_positions)[0]
+        embedded = model.embed_source(src_ids)[0]
     return {
         "command": "python experiments/sentence.py",
         "model": MODEL,

@@ -84,6 +84,26 @@ def test_equals_torch_in_value_and_gradient(path, num_layers, norm_first, kind):
     assert_same_as_torch(path(ours), theirs, *masks_of(kind))
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_layer_whose_keys_and_values_are_kept_is_the_layer(norm_first):
+    """As a cache looks: equal to the last bit, in value and gradient."""
+    layer = DecoderLayer(D, H, FF, dropout=0.0, norm_first=norm_first)
+    x, memory, upstream = (torch.randn(3, n, D) for n in (5, 7, 5))
+    look, across = layer.self_attention, layer.cross_attention
+    source = across.keys_values(memory, memory)
+
+    def look_back(y):
+        return look.attend(y, *look.keys_values(y, y), causal_mask(5))[0]
+
+    outs = (
+        layer(x, memory, causal_mask(5)),
+        layer.sublayers(x, look_back, lambda y: across.attend(y, *source)[0]),
+    )
+    grads = [torch.autograd.grad(out, layer.parameters(), upstream) for out in outs]
+    assert torch.equal(*outs)
+    assert all(map(torch.equal, *grads))
+
+
 def test_causal_mask_is_torchs():
     for length in range(1, 9):
         theirs = nn.Transformer.generate_square_subsequent_mask(length)

@@ -161,6 +161,18 @@ def test_arrows_run_downward():
     assert not upward
 
 
+def test_the_layer_is_written_once():
+    """Its sublayers are put together in chapters 05 and 06, and nowhere else."""
+    found = {
+        name
+        for name, path in FRONT.items()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        and node.func.attr.startswith("residual_")
+    }  # fmt: skip
+    assert found == {"encoder", "decoder"}
+
+
 def test_a_back_room_stands_behind_a_front_room():
     """It has the name of its chapter's front room; but for what all check or draw."""
     front = {(name, number) for name, number in chapters().items() if "." not in name}

@@ -73,8 +73,8 @@ def test_every_dropout_is_the_one_handed_in(norm_first):
 
 def hidden_states(model, twin, src, tgt, masks):
     """Ours and torch's hidden states for the same ids."""
-    x = model._embed(src, model.src_embedding, model.src_positions)
-    y = model._embed(tgt, model.tgt_embedding, model.tgt_positions)
+    x = model.embed_source(src)
+    y = model.embed_target(tgt)
     if not masks:
         return model.decoder(y, model.encoder(x)), twin(x, y)
     pad = src == model.config.pad_id

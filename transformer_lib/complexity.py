@@ -121,7 +121,7 @@ class Convolutional(Embeddings):
     def encode(self, src_ids: Tensor) -> Tensor:
         """What attention compares, then what it reads: (B, S) -> (B, S, 2 D)."""
         real = (src_ids != PAD)[..., None]  # (B, S, 1): no neighbor is padding
-        e = self._embed(src_ids, self.src_embedding, self.src_positions)  # (B, S, D)
+        e = self.embed_source(src_ids)  # (B, S) -> (B, S, D)
         z = e
         for conv in self.reader:
             x = self.dropout(z * real).transpose(1, 2)  # (B, D, S)

@@ -136,10 +136,30 @@ class DecoderLayer(nn.Module):
         Returns:
             Shape (B, T, d_model).
         """
-        x = self.residual_1(x, lambda y: self.self_attention(y, y, y, self_mask)[0])
-        x = self.residual_2(  # new
-            x, lambda y: self.cross_attention(y, memory, memory, memory_mask)[0]
+        return self.sublayers(
+            x,
+            lambda y: self.self_attention(y, y, y, self_mask)[0],
+            lambda y: self.cross_attention(y, memory, memory, memory_mask)[0],  # new
         )
+
+    def sublayers(
+        self,
+        x: Tensor,
+        look_back: Callable[[Tensor], Tensor],
+        look_at_source: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """The layer with any two attentions, as :meth:`forward`: those of a cache, say.
+
+        Args:
+            x: Shape (B, T, d_model).
+            look_back: From (B, T, d_model) to what is found in the target so far.
+            look_at_source: From (B, T, d_model) to what is found in the source.
+
+        Returns:
+            Shape (B, T, d_model).
+        """
+        x = self.residual_1(x, look_back)
+        x = self.residual_2(x, look_at_source)  # new
         return self.residual_3(x, self.feed_forward)
 
 # %% ../notebooks/06_decoder.ipynb #465400f6

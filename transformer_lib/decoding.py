@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .batches import _check_padding, pad
 from .decoder import padding_mask
+from .multihead import MultiHeadAttention
 from .tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import (
     Transformer,
@@ -210,26 +211,21 @@ class CachedSteps:
         seen = _reorder(self.seen, parents)
         self.seen = torch.cat([seen, itself], dim=2)  # (B, k, n)
         x = self.model.embed_target(tokens.reshape(-1, 1), self.length)  # (B*k, 1, D)
-        x = x.view(*tokens.shape, -1)  # (B, k, D)
-        for i in range(len(self.layers)):
-            x = self._layer(i, x)  # (B, k, D)
         self.length += 1
+        return self._logits(x.view(*tokens.shape, -1))  # (B, k, V)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """New tokens through all layers: (B, k, D) to (B, k, V)."""
+        for layer, cache, source in zip(
+            self.layers, self.caches, self.source, strict=True
+        ):
+            look_back = cache.looking(layer.self_attention, self.seen[:, None])
+
+            def look_at_source(y, attention=layer.cross_attention, source=source):
+                return attention.attend(y, *source, self.source_mask)[0]
+
+            x = layer.sublayers(x, look_back, look_at_source)  # (B, k, D)
         return self.model.project(self.model.decoder.norm(x))  # (B, k, V)
-
-    def _layer(self, i: int, x: Tensor) -> Tensor:
-        layer = self.layers[i]
-
-        def look_back(y):
-            k, v = self.caches[i].append(*layer.self_attention.keys_values(y, y))
-            return layer.self_attention.attend(y, k, v, self.seen[:, None])[0]
-
-        def look_at_source(y):
-            k, v = self.source[i]
-            return layer.cross_attention.attend(y, k, v, self.source_mask)[0]
-
-        x = layer.residual_1(x, look_back)
-        x = layer.residual_2(x, look_at_source)
-        return layer.residual_3(x, layer.feed_forward)
 
     def _prune(self) -> None:
         """Forget the tokens that no beam descends from any more."""
@@ -276,6 +272,15 @@ class _Cache:
         self.k[:, :, start : self.length] = k
         self.v[:, :, start : self.length] = v
         return self.k[:, :, : self.length], self.v[:, :, : self.length]
+
+    def looking(self, attention: MultiHeadAttention, mask: Tensor) -> Callable:
+        """What looks at all tokens read so far, and first adds those that look."""
+
+        def look_back(y: Tensor) -> Tensor:  # (B, new, D) -> (B, new, D)
+            k, v = self.append(*attention.keys_values(y, y))
+            return attention.attend(y, k, v, mask)[0]
+
+        return look_back
 
     def _larger(self, old: Tensor | None, new: Tensor) -> Tensor:
         room = max(64, 2 * self.length)

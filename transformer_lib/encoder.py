@@ -150,7 +150,11 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Shape (B, S, d_model) in and out; mask broadcasts to (B, H, S, S)."""
-        x = self.residual_1(x, lambda y: self.self_attention(y, y, y, mask)[0])
+        return self.sublayers(x, lambda y: self.self_attention(y, y, y, mask)[0])
+
+    def sublayers(self, x: Tensor, look: Callable[[Tensor], Tensor]) -> Tensor:
+        """The layer with any attention, as :meth:`forward`: that of a cache, say."""
+        x = self.residual_1(x, look)
         return self.residual_2(x, self.feed_forward)
 
 # %% ../notebooks/05_encoder.ipynb #8cd3af7b

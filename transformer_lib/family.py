@@ -383,7 +383,7 @@ class OneStack(Embeddings):
         """
         _check_ids(ids, self.config.vocab_size)
         ids = ids.to(self.device)
-        x = self._embed(ids, self.src_embedding, self.src_positions)  # (B, T, D)
+        x = self.embed_source(ids)  # (B, T) -> (B, T, D)
         mask = padding_mask(ids, self.config.pad_id)  # (B, 1, 1, T)
         if self.config.causal:
             mask = mask & causal_mask(ids.shape[1], ids.device)  # (B, 1, T, T)
@@ -458,16 +458,8 @@ class StackSteps:
         self.length += ids.shape[1]
         mask = causal_mask(self.length, x.device)[-ids.shape[1] :]  # (T, n)
         for layer, cache in zip(self.model.encoder.layers, self.caches, strict=True):
-            x = self._layer(layer, cache, x, mask)  # (B, T, D)
+            x = layer.sublayers(x, cache.looking(layer.self_attention, mask))
         return self.model.project(self.model.encoder.norm(x))
-
-    def _layer(self, layer, cache, x, mask) -> Tensor:
-        def look_back(y):
-            k, v = cache.append(*layer.self_attention.keys_values(y, y))
-            return layer.self_attention.attend(y, k, v, mask)[0]
-
-        x = layer.residual_1(x, look_back)
-        return layer.residual_2(x, layer.feed_forward)
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """As chapter 14's steps, for greedy search: (B, 1) to logits (B, 1, V).

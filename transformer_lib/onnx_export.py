@@ -11,7 +11,6 @@ __all__ = ['OnnxModel']
 import copy
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -92,8 +91,9 @@ class _PositionsGraph(nn.Module):
             rates = frequencies(positions.d_model)  # (D / 2,), float64
             self.register_buffer("frequencies", rates, persistent=False)
 
-    def forward(self, places: Tensor) -> Tensor:
-        """int64 of shape (T,) to vectors of shape (T, D)."""
+    def forward(self, length: int, start: int = 0) -> Tensor:
+        """Vectors of the positions from start on, shape (length, D)."""
+        places = torch.arange(start, start + length)  # (length,)
         if self.learned:
             return self.table[places]
         angle = places.double()[:, None] * self.frequencies  # (T, D / 2)
@@ -122,9 +122,9 @@ class _EncoderGraph(nn.Module):
             Keys, shape (N, 1, H, S, K), and values, shape (N, 1, H, S, V), of the
             decoder's N layers.
         """
-        model, places = self.model, torch.arange(src_ids.shape[1])  # (S,)
-        x = model.src_embedding(src_ids) * math.sqrt(model.config.d_model)  # (1, S, D)
-        memory = model.encoder(x + self.positions(places))  # (1, S, D)
+        model = self.model
+        x = model.embed(src_ids, model.src_embedding, self.positions)  # (1, S, D)
+        memory = model.encoder(x)  # (1, S, D)
         pairs = [
             layer.cross_attention.keys_values(memory, memory)
             for layer in model.decoder.layers
@@ -165,8 +165,8 @@ class _StepGraph(nn.Module):
             in the source, shape (N, H, k, S).
         """
         model, t = self.model, past_keys.shape[3]
-        x = model.tgt_embedding(tokens[None]) * math.sqrt(model.config.d_model)
-        x = x + self.positions(torch.arange(t, t + 1))  # (1, k, D)
+        x = model.embed(tokens[:, None], model.tgt_embedding, self.positions, t)
+        x = x.transpose(0, 1)  # (k, 1, D) -> (1, k, D)
         past = past_keys.index_select(1, parents), past_values.index_select(1, parents)
         keys, values, weights = [], [], []
         for i, layer in enumerate(model.decoder.layers):
@@ -204,9 +204,7 @@ def _step_layer(layer, x, past_k, past_v, source_k, source_v) -> tuple:
         kept.append(weights[0])  # (H, k, S)
         return out
 
-    x = layer.residual_1(x, look_back)
-    x = layer.residual_2(x, look_at_source)
-    return layer.residual_3(x, layer.feed_forward), *kept
+    return layer.sublayers(x, look_back, look_at_source), *kept
 
 # %% ../notebooks/22_export.ipynb #1ed17704
 _ENCODER = ["source_keys", "source_values"]  # what the encoder gives

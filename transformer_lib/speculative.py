@@ -36,9 +36,7 @@ class _Chain(CachedSteps):
         x = self.model.embed_target(ids, self.length)  # (1, n, D)
         self.length += len(tokens)
         self.seen = causal_mask(self.length, x.device)[None, -len(tokens) :]
-        for i in range(len(self.layers)):
-            x = self._layer(i, x)  # (1, n, D)
-        logits = self.model.project(self.model.decoder.norm(x))[0]  # (n, V)
+        logits = self._logits(x)[0]  # (n, V)
         return logits.index_fill(-1, ids.new_tensor(_NEVER_SAID), -torch.inf)
 
     def back(self, length: int) -> None:

@@ -129,16 +129,22 @@ class Embeddings(nn.Module):
             return LearnedPositions(self.config.max_length, self.config.d_model)
         return SinusoidalPositions(self.config.d_model)
 
-    def _embed(
-        self, ids: Tensor, embedding: nn.Module, positions: nn.Module, start: int = 0
+    def embed(
+        self, ids: Tensor, table: nn.Module, positions: nn.Module, start: int = 0
     ) -> Tensor:
-        x = embedding(ids) * math.sqrt(self.config.d_model)  # (B, T) -> (B, T, D)
+        """Ids to vectors, the first at position start: (B, T) -> (B, T, D)."""
+        x = table(ids) * math.sqrt(self.config.d_model)  # (B, T) -> (B, T, D)
         return self.dropout(x + positions(ids.shape[1], start))  # + (T, D)
+
+    def embed_source(self, src_ids: Tensor) -> Tensor:
+        """Source ids to vectors: (B, S) -> (B, S, D)."""
+        src_ids = src_ids.to(self.device)
+        return self.embed(src_ids, self.src_embedding, self.src_positions)
 
     def embed_target(self, tgt_ids: Tensor, start: int = 0) -> Tensor:
         """Target ids to vectors, the first at position start: (B, T) -> (B, T, D)."""
         tgt_ids = tgt_ids.to(self.device)
-        return self._embed(tgt_ids, self.tgt_embedding, self.tgt_positions, start)
+        return self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions, start)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: (..., d_model) -> (..., vocab_size)."""
@@ -197,7 +203,7 @@ class Transformer(Embeddings):
         """
         _check_ids(src_ids, self.config.vocab_size, "src_ids")
         src_ids = src_ids.to(self.device)
-        x = self._embed(src_ids, self.src_embedding, self.src_positions)  # (B, S, D)
+        x = self.embed_source(src_ids)  # (B, S) -> (B, S, D)
         return self.encoder(x, padding_mask(src_ids, self.config.pad_id))
 
     def decode(self, tgt_ids: Tensor, memory: Tensor, src_ids: Tensor) -> Tensor:
