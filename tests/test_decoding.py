@@ -1,6 +1,7 @@
 """Chapter 14: searches against plain loops and all sentences, the cache, mistakes."""
 
 import copy
+import inspect
 import itertools
 import math
 import re
@@ -25,6 +26,7 @@ from transformer_lib.decoding import (
     beam_search,
     filter_logits,
     force_score,
+    generate,
     greedy_decode,
     greedy_search,
     length_penalty,
@@ -40,7 +42,7 @@ from transformer_lib.exercises.decoding import (
     check_temperature,
 )
 from transformer_lib.figures.decoding import beam_figure, trace_beam
-from transformer_lib.runs import load_pretrained
+from transformer_lib.runs import load_pretrained, save_model
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -619,10 +621,31 @@ def test_drawing_follows_the_models_probabilities(model):
         assert abs(count - 3000 * p) < 5 * math.sqrt(3000 * p * (1 - p)) + 3
 
 
-def test_the_class_has_its_method_wherever_it_is_taken_from():
-    code = "import transformer_lib as t; print(t.Transformer.generate.__name__)"
+def test_the_class_has_its_methods_when_nothing_else_was_imported():
+    """They say what they take and give, and ask later chapters only when called."""
+    code = """if True:
+        import sys, torch
+        from transformer_lib.transformer import Transformer
+        assert not {"runs", "decoding"} & {n.split(".")[-1] for n in sys.modules}
+        for name in ("from_pretrained", "save_pretrained", "generate"):
+            print(Transformer.__dict__[name].__annotations__["return"])
+        model = Transformer.from_pretrained(device="cpu")
+        print(len(model.generate(torch.tensor([[7, 8, 3]]), beam_size=1)))
+    """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "_generate\n", done.stderr
+    wanted = "Transformer\n<class 'pathlib.Path'>\nlist[list[int]]\n1\n"
+    assert done.stdout.replace("pathlib._local", "pathlib") == wanted, done.stderr
+
+
+@pytest.mark.parametrize(
+    "method, function",
+    [(Transformer.generate, generate), (Transformer.save_pretrained, save_model)],
+)
+def test_a_method_takes_what_its_function_takes(method, function):
+    """Names, order and defaults; only the model is called self."""
+    one, other = (inspect.signature(f).parameters for f in (method, function))
+    assert [*one][1:] == [*other][1:]
+    assert [p.default for p in one.values()] == [p.default for p in other.values()]
 
 
 # --- the tree -------------------------------------------------------------------------

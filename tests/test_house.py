@@ -23,7 +23,9 @@ ROOMS = {
 LONG = set()
 ENTER_BACK = set()  # still import a back room
 EVERY_ROOM = "command_line"  # thin over all of them, and imports one when it is asked
-PUBLIC = 260  # names in the front rooms, together
+# Methods of a class that ask a later chapter when they are called.
+METHODS = {"transformer": {"runs", "tokenizer", "decoding"}}
+PUBLIC = 262  # names in the front rooms, together
 
 # Front rooms, and what each of them is about.
 IDEAS = {
@@ -154,7 +156,7 @@ def test_arrows_run_downward():
         every |= {f"{room}.{stem}": path for stem, path in paths.items()}
     for name, path in every.items():
         assert name in numbers, f"{name} is exported by no chapter"
-        for other in imported(path):
+        for other in set(imported(path)) - METHODS.get(name, set()):
             later = other in numbers and numbers[other] > numbers[name]
             if later and name != EVERY_ROOM:
                 upward.append(f"{name} imports {other}")
@@ -279,12 +281,6 @@ def test_a_type_checker_is_told_where_each_name_is():
             assert alias.asname == alias.name, f"{alias.name}: `as` hands a name on"
             told[alias.name] = node.module
     assert told == transformer_lib._HOME
-
-
-def test_a_type_checker_knows_the_methods_that_later_chapters_add():
-    told = transformer_lib.Transformer.__annotations__
-    grown = {name for name in told if hasattr(transformer_lib.Transformer, name)}
-    assert grown == {"from_pretrained", "save_pretrained", "generate"}
 
 
 def test_chapters_are_numbered_in_reading_order():

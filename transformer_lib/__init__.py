@@ -6,7 +6,6 @@ This file and ``__main__.py`` are the only ones of the package written by hand.
 """
 
 import importlib
-import sys
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -78,10 +77,6 @@ if TYPE_CHECKING:  # what a type checker reads; `as` says that a name is handed 
     from .translator import Translator as Translator
     from .translator import translate as translate
 
-# Chapters after 07 that give its Transformer methods: from_pretrained, save_pretrained;
-# generate.
-_GROWN = ("runs", "decoding")
-
 __all__ = ["__version__", *_HOME]
 
 
@@ -89,9 +84,6 @@ def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'transformer_lib' has no attribute {name!r}")
     module = importlib.import_module(f"transformer_lib.{_HOME[name]}")
-    if "transformer_lib.transformer" in sys.modules:
-        for later in _GROWN:
-            importlib.import_module(f"transformer_lib.{later}")
     value = globals()[name] = getattr(module, name)
     return value
 

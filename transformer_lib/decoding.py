@@ -6,7 +6,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/14_d
 
 # %% auto #0
 __all__ = ['output_limits', 'FullSteps', 'greedy_search', 'CachedSteps', 'greedy_decode', 'length_penalty', 'Hypothesis',
-           'search', 'beam_search', 'force_score', 'decode_rows', 'filter_logits']
+           'search', 'beam_search', 'force_score', 'decode_rows', 'filter_logits', 'generate']
 
 # %% ../notebooks/14_decoding.ipynb #d05f7df7
 import itertools
@@ -746,7 +746,7 @@ def filter_logits(
 
 # %% ../notebooks/14_decoding.ipynb #27e502b1
 @torch.inference_mode()
-def _generate(
+def generate(
     model: Transformer,
     src_ids: Tensor,
     beam_size: int = 4,
@@ -799,6 +799,3 @@ def _generate(
     with evaluating(model):
         steps = _steps(model, src_ids, no_repeat_ngram_size)
         return greedy_search(steps, limits, draw)
-
-
-Transformer.generate = _generate  # the class of chapter 07 grows a method

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,9 @@ from torch import Tensor, nn
 from .decoder import Decoder, causal_mask, padding_mask
 from .encoder import Encoder, FeedForward, torch_names
 from .positions import LearnedPositions, SinusoidalPositions
+
+if TYPE_CHECKING:
+    from transformer_lib.tokenizer import Tokenizer
 
 # %% ../notebooks/07_transformer.ipynb #caa190e4
 @dataclass(frozen=True)
@@ -93,6 +98,10 @@ class TransformerConfig:
     def num_parameters(self) -> int:
         """Trained numbers of the model, by arithmetic: no model is built."""
         return sum(self.count_parts().values())
+
+    def count_parts(self) -> dict[str, int]:
+        """How many each part has: "embeddings", "encoder", "decoder", "positions"."""
+        return _count_parts(self)
 
 # %% ../notebooks/07_transformer.ipynb #d926b18a
 class Embeddings(nn.Module):
@@ -165,10 +174,6 @@ class Transformer(Embeddings):
 
     Source: Vaswani et al. 2017, section 3.
     """
-
-    from_pretrained: Callable  # given to it by chapter 13
-    save_pretrained: Callable  # by chapter 13
-    generate: Callable  # by chapter 14
 
     def __init__(
         self,
@@ -247,6 +252,48 @@ class Transformer(Embeddings):
         memory = self.encode(src_ids)  # (B, S) -> (B, S, D)
         hidden = self.decode(tgt_ids, memory, src_ids)  # (B, T) -> (B, T, D)
         return self.project(hidden)  # (B, T, D) -> (B, T, V)
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_folder: str | Path = "tatoeba-en-de", device: str | None = None
+    ) -> "Transformer":
+        """A trained model: :func:`transformer_lib.runs.load_pretrained` without more."""
+        from transformer_lib.runs import load_pretrained
+
+        return load_pretrained(name_or_folder, device)[0]
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        tokenizer: "Tokenizer",
+        half: bool = True,
+        about: dict | None = None,
+    ) -> Path:
+        """Write it for from_pretrained: :func:`transformer_lib.runs.save_model`."""
+        from transformer_lib.runs import save_model
+
+        return save_model(self, folder, tokenizer, half, about)
+
+    def generate(
+        self,
+        src_ids: Tensor,
+        beam_size: int = 4,
+        alpha: float = 0.6,
+        max_extra: int = 50,
+        no_repeat_ngram_size: int = 0,
+        sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> list[list[int]]:
+        """Translate ids: :func:`transformer_lib.decoding.generate`."""
+        from transformer_lib.decoding import generate
+
+        return generate(
+            self, src_ids, beam_size, alpha, max_extra, no_repeat_ngram_size, sample,
+            temperature, top_k, top_p, generator,
+        )  # fmt: skip
 
 # %% ../notebooks/07_transformer.ipynb #bb9f9b6a
 def _initialize(model: "Transformer") -> None:
@@ -457,8 +504,6 @@ def _count_parts(config: TransformerConfig) -> dict[str, int]:
         "positions": 2 * config.max_length * d if learned else 0,
     }
 
-
-TransformerConfig.count_parts = _count_parts
 
 # %% ../notebooks/07_transformer.ipynb #fd0b9992
 def torch_twin(model: Transformer) -> nn.Transformer:
