@@ -228,11 +228,17 @@ def test_prepare_says_what_it_left_out(at, capsys):
     long = " ".join(lines[:9])
     for name in "long.en", "long.de":
         (at / name).write_text("".join(f"{line}\n" for line in [long, *lines]))
+    typed = "".join(f"It’s “{line}”\n" for line in lines[:3])
+    with open(at / "long.en", "a", encoding="utf-8") as file:
+        file.write(typed)
+    with open(at / "long.de", "a", encoding="utf-8") as file:
+        file.write(typed)
     asked = ["prepare", "--train", "long.en", "long.de", "--vocab-size", "500"]
     valid = ["--valid", "test.en", "test.de", "--threads", "1", "--max-length"]
     assert main([*asked, *valid, "60", "--out", "cut"]) == 0
     said = capsys.readouterr().out
     assert "1 left out of train: over 60 tokens (pair 1)" in said
+    assert "\n3 sources of train are written with plain quotes and spaces, " in said
     assert main([*asked, *valid, "1", "--out", "none"]) == 2
     said = capsys.readouterr().err
     assert "no pair is left for the train split" in said and "--valid" in said

@@ -31,6 +31,7 @@ from transformer_lib.batches import (
     tokenize_pairs,
 )
 from transformer_lib.ctranslate2_export import CTranslate2Model
+from transformer_lib.decoding import Hypothesis
 from transformer_lib.files import NotWritten
 from transformer_lib.grammar import grammar_split
 from transformer_lib.marian import from_marian
@@ -46,7 +47,7 @@ from transformer_lib.prepared import (
 )
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
-from transformer_lib.translator import Translator
+from transformer_lib.translator import Translator, translate_lines
 
 EASY = settings(max_examples=25)
 
@@ -646,6 +647,50 @@ def test_known_corpora_keep_the_rule_of_their_results(tokenizer, tmp_path):
     assert said == "wide,"
     with pytest.raises(ValueError, match="normalize='nfc': the tokenizer"):
         prepare("grammar-en-de", tmp_path / "x", tokenizer=tokenizer, normalize="nfc")
+
+
+def test_sources_are_folded_as_translate_folds_what_it_is_given(tmp_path):
+    """Trained and asked alike, whatever wrote the text; targets stay as they are."""
+    typed = "It’s a\u00a0“dog”,\u200b he\u00adre {}."
+    plain, target = "It's a \"dog\", here {}.", "C’est un «\u00a0chien\u00a0» {}."
+    for name, source in ("typed", typed), ("plain", plain):
+        lines = "".join(f"{source.format(i)}\t{target.format(i)}\n" for i in range(200))
+        (tmp_path / f"{name}.tsv").write_text(lines, encoding="utf-8")
+    done, wanted, kept = (
+        prepare({"train": tmp_path / name, "valid": tmp_path / name}, tmp_path / out,
+                320, fold=fold)
+        for name, out, fold in (("typed.tsv", "a", True), ("plain.tsv", "b", True),
+                                ("typed.tsv", "c", False))
+    )  # fmt: skip
+    assert done.tokenizer.model == wanted.tokenizer.model
+    for split in ("train", "valid"):
+        pairs, others = getattr(done, split), getattr(wanted, split)
+        assert np.array_equal(pairs.src, others.src)
+        assert np.array_equal(pairs.tgt, others.tgt)
+        counts = [ready.data[split]["folded"] for ready in (done, wanted, kept)]
+        assert counts == [200, 0, 0]
+    assert done.data["sha256"] == wanted.data["sha256"] != kept.data["sha256"]
+    read = [done.tokenizer.decode(ids.tolist()) for ids in done.train[7]]
+    assert read == [plain.format(7), target.format(7)]
+    read = [kept.tokenizer.decode(ids.tolist()) for ids in kept.train[7]]
+    assert read == [typed.format(7), target.format(7)]
+    asked = []
+
+    def decode(rows):
+        asked.extend(rows)
+        return [[Hypothesis([5], 0.0, 0.0)]] * len(rows)
+
+    translate_lines([typed.format(7)], done.tokenizer, decode, by_sentence=False)
+    assert asked == [done.train[7][0].tolist()]
+
+
+def test_a_folder_from_before_sources_were_folded_is_refused(text, tmp_path):
+    prepare(text, tmp_path / "old", 300, fold=False)
+    before = snapshot(tmp_path / "old")
+    with pytest.raises(ValueError, match="fold is None, asked for is True.*delete"):
+        prepare(text, tmp_path / "old", 300)
+    assert snapshot(tmp_path / "old") == before
+    assert Prepared.load(tmp_path / "old").data["settings"].get("fold") is None
 
 
 @pytest.mark.parametrize("name", ["src", "src_offsets"])

@@ -28,6 +28,7 @@ from .multihead import _head_widths
 from .prepared import Prepared, _within, prepare
 from .recipes import Recipe
 from .runs import Run
+from .tokenizer import fold_text
 from .trainer import train
 from .training import validation_loss
 from .transformer import TransformerConfig
@@ -159,6 +160,7 @@ def _measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
     train(recipe, run_dir, data_dir, device=device, show=show)
     ready = Prepared.load(data_dir)
     run = Run.load(run_dir, device, weights="last")
+    asked = [(fold_text(source), target) for source, target in pairs]
     sources, references = (list(side) for side in zip(*pairs, strict=True))
     translate = Translator(run.model, run.tokenizer, by_sentence=False)
     outputs = translate(sources, beam_size=4, alpha=0.6)
@@ -177,7 +179,7 @@ def _measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "perplexity": perplexity(run.model, ready.valid),
         "train_loss": loss(own),
-        f"{split}_loss": loss(tokenize_pairs(pairs, run.tokenizer)),
+        f"{split}_loss": loss(tokenize_pairs(asked, run.tokenizer)),
         "split": split,
         "bleu": score.value,
         "signature": score.signature,

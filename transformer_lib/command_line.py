@@ -162,6 +162,9 @@ def _run_prepare(asked: argparse.Namespace) -> None:
     if done.data.get("cleaning"):
         print(done.data["cleaning"])
     for split in ("train", "valid"):
+        if folded := done.data[split].get("folded"):
+            print(f"{folded:,} sources of {split} are written with plain quotes and "
+                  "spaces, without invisible characters, as translate reads them")
         for reason, count in done.data[split]["left_out"].items():
             first = ", ".join(map(str, done.data[split]["first_left_out"][reason]))
             print(f"of these, {count:,} left out of {split}: {reason} (pair {first}"

@@ -44,7 +44,7 @@ from transformer_lib.runs import (
     load_pretrained,
     read_evidence,
 )
-from .tokenizer import BOS, EOS, PAD
+from .tokenizer import BOS, EOS, PAD, fold_text
 from .training import PRECISIONS
 from .transformer import evaluating
 
@@ -800,6 +800,7 @@ def _text_of(run: Run, data: Prepared | str | Path | None) -> tuple:
         pairs = load_corpus(run.recipe.corpus, "valid").pairs[:2000]
     except (CorpusUnavailable, ValueError, OSError):
         pairs = []
+    pairs = [(fold_text(source), target) for source, target in pairs]
     text = tokenize_pairs(pairs, run.tokenizer, run.recipe.max_length)
     return text, None, run.tokenizer
 
@@ -823,7 +824,7 @@ def _score(run: Run, test: Sequence | None, count: int) -> Finding:
         return Finding("the score is that of the text", None, why)
     sources, references = zip(*test[:count], strict=True)
     rows = [[*ids[: run.recipe.max_length], EOS]
-            for ids in run.tokenizer.encode_all(sources)]  # fmt: skip
+            for ids in run.tokenizer.encode_all(map(fold_text, sources))]  # fmt: skip
     outputs = greedy_decode(run.model, pad(rows))
     return misread_score([run.tokenizer.decode(row) for row in outputs], references)
 

@@ -152,7 +152,9 @@ def _prepare_trees(
     corpus |= {"name": name, "licence": banks["train"].licence}
     corpus |= {"max_ratio": 1000, "max_words": 10_000}  # sequences are long: drop none
     ready = folder / "prepared"
-    return prepare(corpus, ready, vocab_size, "bpe", max_length, tokenizer, threads)
+    return prepare(  # the words of a tree stay as they are, as parse takes them
+        corpus, ready, vocab_size, "bpe", max_length, tokenizer, threads, fold=False
+    )
 
 
 _CUT = 3  # a word that was seen so often is cut in every second copy

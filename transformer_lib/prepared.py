@@ -37,7 +37,7 @@ from transformer_lib.corpora import (
 )
 from .files import NotWritten, sync
 from .text_files import _split_member
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, fold_text
 
 try:
     import fcntl
@@ -79,6 +79,7 @@ def prepare(
     sample: float = 0.0,
     copies: int = 1,
     normalize: str | None = None,
+    fold: bool = True,
 ) -> Prepared:
     """Turn a corpus, read as a stream, into a folder of token pairs.
 
@@ -106,6 +107,8 @@ def prepare(
         copies: How often each training pair is written; one epoch reads all copies.
         normalize: As for Tokenizer.train. None: "nfc" for a user's own files, and
             "nmt_nfkc" for the known corpora, since their stored results have it.
+        fold: Whether sources are written as translate writes what it is given
+            (fold_text). Targets stay as they are: a model writes as its text does.
 
     Raises:
         ValueError: If a setting is wrong, no pair is left, the folder was prepared
@@ -129,6 +132,8 @@ def prepare(
     normalize = normalize or ("nfc" if _user_files(corpus) else "nmt_nfkc")
     if not tokenizer and normalize != "nmt_nfkc":
         settings["normalize"] = normalize
+    if fold:
+        settings["fold"] = True
     changed = ""
     if (folder / "data.json").exists():
         found = _found_prepared(folder, corpus, settings)
@@ -442,30 +447,38 @@ class _PairStream:
     Args:
         corpus: What load_corpus takes.
         split: "train", "valid" or "test".
+        fold: Whether sources go through fold_text.
     """
 
-    def __init__(self, corpus, split: str):
+    def __init__(self, corpus, split: str, fold: bool = True):
         self.corpus, self.split, self.report = corpus, split, None
+        self.fold, self.folded = fold, 0
         own_files = _user_files(corpus)
         self.known = None if own_files else load_corpus(corpus, split)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        if self.known:
-            return iter(self.known.pairs)
-        self.report = CleaningReport()
-        return stream_corpus(self.corpus, self.split, self.report)
+        self.folded, pairs = 0, self.known and self.known.pairs
+        if not self.known:
+            self.report = CleaningReport()
+            pairs = stream_corpus(self.corpus, self.split, self.report)
+        for source, target in pairs:
+            written = fold_text(source) if self.fold else source
+            self.folded += written != source
+            yield written, target
 
     def first_pair(self) -> tuple[str, str] | None:
         """The first pair that was read, after a loop."""
         return self.report.first if self.report else self.known.pairs[0]
 
     def about(self) -> dict:
-        """Where the text is from, and what cleaning left out, after a loop."""
+        """Where the text is from, what was folded and left out, after a loop."""
+        about = {"folded": self.folded}
         if self.known:
-            return {"origin": self.known.origin, "licence": self.known.licence}
+            known = {"origin": self.known.origin, "licence": self.known.licence}
+            return about | known
         files = _user_files(self.corpus)
         licence = files.get("licence", "not stated (own files)")
-        about = {"origin": self.report.origin, "licence": licence}
+        about |= {"origin": self.report.origin, "licence": licence}
         if self.split not in files:  # held out of train, which tells of all lines
             return about
         return about | {"cleaning": str(self.report)}
@@ -722,7 +735,8 @@ def _write_prepared(
         ValueError: If no pair is left for one of the splits.
     """
     threads = threads or os.cpu_count() or 1
-    streams = {split: _PairStream(corpus, split) for split in ("train", "valid")}
+    fold = settings.get("fold", False)
+    streams = {s: _PairStream(corpus, s, fold) for s in ("train", "valid")}
     texts, size = dict(streams), settings["max_pairs"]
     if size:
         fitting = _within(streams["train"], settings["max_words"])
