@@ -34,7 +34,7 @@ LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml' \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: book test serve pdf export edit evidence lint colab lock clean distclean help \
+.PHONY: book test serve pdf export edit evidence lint dist colab lock clean distclean help \
         env library notebooks check-sync FORCE
 
 # $(call step,name,command): one line with the time it took; its words where it fails.
@@ -87,6 +87,11 @@ endif
 
 lint: env  ## check the style of all code
 	$(call step,style,$(BIN)/ruff check .)
+
+dist: env  ## TAG=v0.1.0: the wheel and the source of that version, in _build/dist
+	@$(BIN)/python book/_tools/release.py --check "$(TAG)" > /dev/null
+	@rm -rf _build/dist
+	$(call step,dist,$(BIN)/python book/_tools/installed.py _build/dist)
 
 # Colab's torch, unless another one is named here or in the environment.
 colab:  ## run all chapters as Colab would, the library by pip; or CHAPTERS="12 28"

@@ -119,10 +119,10 @@ def test_where_colabs_versions_cannot_be_installed(
     assert installed[-1] == taken and out.count("\n") == bool(said) and said in out
 
 
-def test_the_notebooks_install_from_the_address_that_is_put_here(colab):
+def test_the_notebooks_install_the_release_from_the_address_that_is_put_here(colab):
     for path in colab.chosen([]):
-        found = re.findall(r"git\+(https://[\w./-]+)", path.read_text("utf-8"))
-        assert found and set(found) == {colab.ADDRESS}, path.name
+        found = re.findall(r"git\+(https://[\w./@-]+)", path.read_text("utf-8"))
+        assert found and set(found) == {f"{colab.ADDRESS}@{colab.tag()}"}, path.name
 
 
 def test_a_notebook_there_knows_nothing_of_the_project(colab, tmp_path, monkeypatch):
@@ -167,3 +167,5 @@ def test_what_the_repository_holds_is_what_is_here(colab, tmp_path):
         names.split("\n")
     )
     assert "_build/" not in names and ".venv/" not in names
+    tags = colab.run(["git", "tag"], cwd=tmp_path / "repository").stdout.split()
+    assert tags == [colab.tag()]

@@ -92,8 +92,32 @@ def test_workflow(path):
     assert all(s.get("uses", "@v").rpartition("@")[2] for s in steps)
 
 
-def test_there_are_three_workflows():
-    assert {path.stem for path in WORKFLOWS} == {"test", "publish", "weekly"}
+def test_there_are_four_workflows():
+    assert {path.stem for path in WORKFLOWS} == {"test", "publish", "weekly", "release"}
+
+
+def test_a_version_tag_is_built_and_published():
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow[True] == {"push": {"tags": ["v*"]}}
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert "make dist TAG=$GITHUB_REF_NAME" in [s.get("run") for s in build["steps"]]
+    assert publish["permissions"] == {"id-token": "write"} and "secrets." not in text
+    assert publish["needs"] == "build" and publish["environment"]["name"] == "pypi"
+    assert publish["steps"][-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
+
+
+def test_what_a_commit_is_held_against_is_there():
+    text = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    hooks = [h for repo in yaml.safe_load(text)["repos"] for h in repo["hooks"]]
+    assert {h["id"] for h in hooks} >= {"ruff", "ruff-format", "notebooks-clean"}
+    for hook in hooks:
+        first, second, *_ = hook["entry"].split()
+        if first == "make":
+            assert re.search(rf"^{second}:", MAKEFILE, re.M), second
+        else:
+            tool = first.removeprefix(".venv/bin/")
+            assert first != tool and tool in locked(), first
 
 
 def test_continuous_integration_calls_make_test():

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from release import tag
 
 import transformer_lib
 
@@ -37,7 +38,7 @@ GUARD = """\
 import importlib.util
 
 if importlib.util.find_spec("transformer_lib") is None:
-    %pip install -q git+https://github.com/literate-transformer/literate-transformer"""
+    %pip install -q git+https://github.com/literate-transformer/literate-transformer@{}"""
 # Chapters that need more than the library: what they import, and the extra that has it.
 GUARD_OF_MORE = """\
 #@title Install the library, where it is not there yet
@@ -45,7 +46,7 @@ import importlib.util
 
 needed = {}
 if any(importlib.util.find_spec(name) is None for name in needed):
-    %pip install -q "transformer-lib[{}] @ git+https://github.com/literate-transformer/literate-transformer"
+    %pip install -q "transformer-lib[{}] @ git+https://github.com/literate-transformer/literate-transformer@{}"
 """  # noqa: E501
 MORE = {"28_family": "family", "22_export": "export", "18_command_line": "export"}
 NAMES = {"sklearn": "scikit-learn"}
@@ -102,14 +103,14 @@ def test_colab_guard(path):
     assert len(guards) == 1, "one cell installs the library on Colab"
     if path.stem in MORE:
         needed = re.search(r"needed = (\[.*?\])", guards[0]["source"], re.S)[1]
-        wanted = GUARD_OF_MORE.format(needed, MORE[path.stem])
+        wanted = GUARD_OF_MORE.format(needed, MORE[path.stem], tag())
         assert guards[0]["source"] == wanted.rstrip("\n")
         first, *names = ast.literal_eval(needed)
         extra = EXTRAS[MORE[path.stem]]
         assert first == "transformer_lib"
         assert {NAMES.get(name, name) for name in names} <= extra
     else:
-        assert guards[0]["source"] == GUARD
+        assert guards[0]["source"] == GUARD.format(tag())
     assert guards[0]["metadata"].get("tags") == ["remove-cell"]
     assert guards[0] in cells(path, "code")[:2], (
         "before anything that needs the library"

@@ -31,10 +31,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from release import ADDRESS, tag
+
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = Path(__file__).with_name("colab.txt")
 TORCH = "torch==2.10.0"  # Colab's
-ADDRESS = "https://github.com/literate-transformer/literate-transformer"
 # A first cell must not replace these: they are in use, or much depends on them.
 KEPT = {"torch", "numpy", "matplotlib", "ipython", "ipykernel", "scikit-learn", "scipy"}
 TIMEOUT = 1800  # seconds a cell may take
@@ -86,6 +87,7 @@ def snapshot(place: Path) -> str:
     run([*git, "init", "--quiet", "."], cwd=folder)
     run([*git, "add", "--all", "--force"], cwd=folder)
     run([*git, "commit", "--quiet", "--message", "As it is here"], cwd=folder)
+    run([*git, "tag", tag()], cwd=folder)  # which the first cells install
     run([*git, "config", "uploadpack.allowFilter", "true"], cwd=folder)
     return run([*git, "rev-parse", "HEAD^{tree}"], cwd=folder).stdout.strip()
 

@@ -1,6 +1,7 @@
 """Write the library from the notebooks, or check that it is what they export.
 
-Before it writes, Colab's folds are made those of the book (fold.py).
+Before it writes, Colab's folds are made those of the book (fold.py), and the install
+cells name this release (release.py).
 
 nbdev does the work. A chapter has a module of its own, and may have others: more front
 rooms, and in the back rooms one that draws its figures and one that checks its
@@ -23,6 +24,7 @@ import tempfile
 from pathlib import Path
 
 from fold import fold_all
+from release import name_release, notebooks
 
 ROOT = Path(__file__).resolve().parents[2]
 HAND_WRITTEN = {"__init__.py", "__main__.py"}
@@ -165,7 +167,8 @@ def main() -> int:
     check = parser.parse_args().check
     library = ROOT / "transformer_lib"
     if not check:
-        fold_all(sorted((ROOT / "notebooks").glob("*.ipynb")))
+        fold_all(notebooks())
+        name_release(notebooks())
     with tempfile.TemporaryDirectory() as folder:
         wanted = exported(Path(folder))
     changes = differences(wanted, library)

@@ -3,6 +3,8 @@
 The environment is fresh and lies where it is told to. Of packages it has the wheel
 alone; torch and the like are those that the project's environment has. Chapters are run
 there, and the tests of the wheel look into it.
+
+    python book/_tools/installed.py FOLDER    # the wheel and the source archive
 """
 
 from __future__ import annotations
@@ -73,3 +75,10 @@ def variables(python: Path) -> dict[str, str]:
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     kept.setdefault("OMP_NUM_THREADS", "1")
     return kept | {"PATH": path, "PYTHONUTF8": "1"}
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    place.mkdir(parents=True, exist_ok=True)
+    build(place.resolve(), "both")
+    print(*sorted(path.name for path in place.iterdir()), sep="\n")
