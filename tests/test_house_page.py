@@ -1,0 +1,73 @@
+"""The page that draws the house: rooms, floors and arrows are those of the code."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from built import ROOT
+
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+import house  # noqa: E402
+
+
+def test_every_module_that_a_notebook_exports_is_a_room():
+    back = {"figures", "exercises"}
+    found = set()
+    for path in house.LIBRARY.rglob("*.py"):
+        name = path.relative_to(house.LIBRARY)
+        if name.parts[0] not in back and "# %% " in path.read_text("utf-8"):
+            found.add(house.module_of(path))
+    assert found == set(house.rooms()) and len(found) > 40
+    drawn = re.findall(r'data-room="([\w.]+)"', house.house(set()))
+    assert sorted(drawn) == sorted(found)
+
+
+def test_arrows_are_imports_and_lead_down():
+    uses = {name: used for name, (_, used) in house.rooms().items()}
+    assert "attention" in uses["multihead"] and "multihead" not in uses["attention"]
+    up = house.upward()
+    # The command line starts everything, and Transformer's methods come later.
+    assert {name for name, _ in up} <= {"command_line", "transformer"}
+    arrows = sum(map(len, uses.values()))
+    assert f"{len(uses)} rooms, {arrows} arrows." in house.counts()
+    assert f"All but {len(up)} of them" in house.counts()
+
+
+def test_floors_are_the_parts_of_the_book_with_the_first_at_the_bottom():
+    page = house.house(set())
+    captions = re.findall(r'class="floor">([^<]+)<', page)
+    assert captions[-1] == "Attention" and len(captions) > 3
+    linked = re.findall(r'href="\.\./notebooks/(\w+)\.html"', page)
+    assert all((ROOT / "notebooks" / f"{name}.ipynb").exists() for name in linked)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("from .runs import Run", {"runs"}),
+        ("from transformer_lib.runs import Run", {"runs"}),
+        ("from transformer_lib import runs, torch", {"runs"}),
+        ("import transformer_lib.runs as r", {"runs"}),
+        ("from .export import onnx", {"export", "export.onnx"}),
+        ("def f():\n    from .export.onnx import Graph", {"export.onnx"}),
+        ("import torch\nimport runs_elsewhere", set()),
+    ],
+)
+def test_each_way_to_import_is_seen(tmp_path, monkeypatch, line, wanted):
+    monkeypatch.setattr(house, "LIBRARY", tmp_path)
+    path = tmp_path / "here.py"
+    path.write_text(line)
+    assert house.imports(path, {"runs", "export", "export.onnx", "here"}) == wanted
+
+
+def test_imports_inside_a_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(house, "LIBRARY", tmp_path)
+    (tmp_path / "export").mkdir()
+    known = {"export", "export.onnx", "export.marian", "runs"}
+    door = tmp_path / "export" / "__init__.py"
+    door.write_text("from .onnx import Graph\nfrom ..runs import Run\n")
+    assert house.imports(door, known) == {"export.onnx", "runs"}
+    other = Path(door.with_name("onnx.py"))
+    other.write_text("from .marian import places\nfrom ..runs import Run\n")
+    assert house.imports(other, known) == {"export.marian", "runs"}
