@@ -38,14 +38,13 @@ from kept import keep, out_file
 from peers import interval
 
 from transformer_lib.batches import pad
-from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import load_corpus
-from transformer_lib.ctranslate2_export import _ctranslate2_spec
 from transformer_lib.decoding import CachedSteps, beam_search, search
-from transformer_lib.export import _piece_names
-from transformer_lib.int8 import to_int8
-from transformer_lib.marian import to_marian
+from transformer_lib.export import to_int8, to_marian
+from transformer_lib.export.common import _piece_names
+from transformer_lib.export.ctranslate2 import _ctranslate2_spec
 from transformer_lib.runs import environment_record, load_pretrained
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.speed import _fast_kinds
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import PRECISIONS
@@ -327,7 +326,7 @@ def cases_of(given) -> dict:
 
 def code() -> str:
     """What the rounds ran: SHA-256 of the library and of this script."""
-    files = sorted((ROOT / "transformer_lib").glob("*.py"))
+    files = sorted((ROOT / "transformer_lib").rglob("*.py"))
     parts = [file.read_bytes() for file in (*files, Path(__file__))]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 

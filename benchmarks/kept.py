@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from transformer_lib.checkpoints import _write_json
 from transformer_lib.files import _ensure_writable
+from transformer_lib.runs.checkpoints import _write_json
 
 EVIDENCE = Path(__file__).parents[1] / "transformer_lib" / "evidence"
 

@@ -66,16 +66,12 @@ from training import (
     prepared,
 )
 
-from transformer_lib import trainer
 from transformer_lib import training as library
-from transformer_lib.batches import make_batch, pack, plan_batches
-from transformer_lib.checkpoints import _write_json
-from transformer_lib.corpora import load_corpus
-from transformer_lib.downloads import CorpusUnavailable
+from transformer_lib.batches import Prepared, make_batch, pack, plan_batches
+from transformer_lib.corpora import CorpusUnavailable, load_corpus
 from transformer_lib.objective import build_optimizer
-from transformer_lib.prepared import Prepared
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import environment_record
+from transformer_lib.runs import Recipe, environment_record, trainer
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD, UNK
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 
@@ -215,7 +211,7 @@ class HuggingFace(Peer):
     """MarianMTModel with our weights."""
 
     def build(self, config):
-        from transformer_lib.marian import to_marian
+        from transformer_lib.export import to_marian
 
         return to_marian(Transformer(config))
 
@@ -561,8 +557,7 @@ def marian_translator(folder: Path, batch_size: int = 32, sort: bool = False):
 
 def engine(kind: str, folder: Path, threads: int):
     """A function from sentences to translations, loaded from an export."""
-    from transformer_lib.ctranslate2_export import CTranslate2Model
-    from transformer_lib.onnx_export import OnnxModel
+    from transformer_lib.export import CTranslate2Model, OnnxModel
     from transformer_lib.translator import Translator
 
     if kind == "ours":
@@ -588,8 +583,8 @@ def one_load(asked) -> dict:
     for name in ("ctranslate2", "onnxruntime",
                  "transformers.models.marian.modeling_marian",
                  "transformers.models.marian.tokenization_marian",
-                 "transformer_lib.translator", "transformer_lib.onnx_export",
-                 "transformer_lib.ctranslate2_export"):  # fmt: skip
+                 "transformer_lib.translator", "transformer_lib.export.onnx",
+                 "transformer_lib.export.ctranslate2"):  # fmt: skip
         importlib.import_module(name)
     start = time.perf_counter()
     engine(asked.load, Path(asked.data), asked.threads)(["Good morning."])
@@ -791,7 +786,7 @@ def training(names, place: Path, asked) -> tuple:
 
 def kept_decoding(place: Path, asked) -> dict | None:
     """What decode found, now or before; None if it was never asked for."""
-    files = sorted((ROOT / "transformer_lib").glob("*.py"))
+    files = sorted((ROOT / "transformer_lib").rglob("*.py"))
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     file = place / f"decoding-{asked.sentences}-{asked.threads}-{code[:12]}.json"
     if "decoding" in asked.parts and not file.exists():

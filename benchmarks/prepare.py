@@ -39,9 +39,8 @@ import tokenizers
 from apart import apart
 from kept import keep, out_file
 
-from transformer_lib.corpora import load_corpus
-from transformer_lib.downloads import CorpusUnavailable
-from transformer_lib.prepared import prepare
+from transformer_lib.batches import prepare
+from transformer_lib.corpora import CorpusUnavailable, load_corpus
 from transformer_lib.runs import environment_record
 
 # --- the jobs -------------------------------------------------------------------------

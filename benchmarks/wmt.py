@@ -25,9 +25,9 @@ from pathlib import Path
 from apart import apart
 from kept import keep, out_file
 
-from transformer_lib.corpora import stream_corpus
-from transformer_lib.grammar import grammar_split
-from transformer_lib.prepared import _sample_pairs, prepare
+from transformer_lib.batches import prepare
+from transformer_lib.batches.prepared import _sample_pairs
+from transformer_lib.corpora import grammar_split, stream_corpus
 from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.wmt import _clean_wmt, _miniature, _open_tar_member

@@ -21,10 +21,11 @@ from evidence import some_of
 from torch import Tensor
 
 from transformer_lib.batches import tokenize_pairs
-from transformer_lib.checkpoints import _write_json
-from transformer_lib.corpora import _hash_pairs, load_corpus
+from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.encoder import _mean_cosines
 from transformer_lib.runs import Run, environment_record
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.tokenizer import EOS
 from transformer_lib.training import validation_loss
 

@@ -37,15 +37,15 @@ from transformer_lib.batches import (
     plan_batches,
     tokenize_pairs,
 )
-from transformer_lib.checkpoints import _write_json
 from transformer_lib.command_line import _recipe_asked
 from transformer_lib.corpora import load_corpus
+from transformer_lib.export import to_marian
+from transformer_lib.export.marian import _marian_config
 from transformer_lib.files import whole_file
-from transformer_lib.marian import _marian_config, to_marian
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import environment_record
+from transformer_lib.runs import Recipe, environment_record
+from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.runs.trainer import _all_pairs, _data_record, _rate_at, _ready_data
 from transformer_lib.tokenizer import BOS, EOS, PAD
-from transformer_lib.trainer import _all_pairs, _data_record, _rate_at, _ready_data
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 

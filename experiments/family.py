@@ -22,15 +22,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from transformer_lib.checkpoints import _write_json
 from transformer_lib.family import MEMBERS, FamilyConfig, ImageClassifier, build_model
-from transformer_lib.pretraining import (
+from transformer_lib.family.pretraining import (
     _fit,
     _next_token_loss,
     _short_sentences,
     _small_tokenizer,
 )
 from transformer_lib.runs import environment_record
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.tokenizer import BOS, EOS
 
 OUT = Path(__file__).parents[1] / "transformer_lib/evidence/family-small.json"

@@ -22,13 +22,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transformer_lib.batches import tokenize_pairs
-from transformer_lib.checkpoints import _checkpoint_files, _step_of, _write_json
-from transformer_lib.corpora import _hash_pairs, load_corpus
+from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.files import whole_file
 from transformer_lib.fine_tuning import fine_tuning_recipe, mix_pairs
-from transformer_lib.runs import Run, load_pretrained
-from transformer_lib.trainer import train
+from transformer_lib.runs import Run, load_pretrained, train
+from transformer_lib.runs.checkpoints import _checkpoint_files, _step_of, _write_json
 from transformer_lib.training import validation_loss
 from transformer_lib.translator import Translator
 

@@ -14,15 +14,10 @@ from pathlib import Path
 import torch
 from evidence import translator
 
-from transformer_lib.checkpoints import (
-    _load_weights,
-    _step_files,
-    _write_json,
-    average_checkpoints,
-)
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
-from transformer_lib.runs import Run, environment_record
+from transformer_lib.runs import Run, average_checkpoints, environment_record
+from transformer_lib.runs.checkpoints import _load_weights, _step_files, _write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -18,28 +18,33 @@ from pathlib import Path
 import torch
 
 from transformer_lib.batches import batches
-from transformer_lib.checkpoints import (
+from transformer_lib.objective import build_optimizer, noam_lr
+from transformer_lib.parsing import (
+    BracketScore,
+    Labeller,
+    LabelTask,
+    load_trees,
+    train_tree_tokenizer,
+)
+from transformer_lib.parsing.parser import _score_parses
+from transformer_lib.runs import (
     Progress,
+    Recipe,
+    average_checkpoints,
+    environment_record,
+    load_checkpoint,
+    save_checkpoint,
+)
+from transformer_lib.runs.checkpoints import (
     _drop_steps,
     _keep_step,
     _load_weights,
     _step_files,
     _step_of,
     _write_json,
-    average_checkpoints,
-    load_checkpoint,
-    save_checkpoint,
 )
-from transformer_lib.labelling import Labeller, LabelTask
-from transformer_lib.objective import build_optimizer, noam_lr
-from transformer_lib.parsing import _score_parses
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import environment_record
 from transformer_lib.training import PRECISIONS
 from transformer_lib.transformer import default_device
-from transformer_lib.tree_tokens import train_tree_tokenizer
-from transformer_lib.treebanks import load_trees
-from transformer_lib.trees import BracketScore
 
 ROOT = Path(__file__).resolve().parents[1]
 

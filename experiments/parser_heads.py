@@ -18,14 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_lib.checkpoints import _write_json
 from transformer_lib.looking_inside import attention_weights
-from transformer_lib.parsing import _slot_search
+from transformer_lib.parsing import Tree, load_trees
+from transformer_lib.parsing.parser import _slot_search
+from transformer_lib.parsing.tree_tokens import _source_text, _split_words, _tree_pair
 from transformer_lib.runs import Run, environment_record
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.tokenizer import BOS, EOS
-from transformer_lib.tree_tokens import _source_text, _split_words, _tree_pair
-from transformer_lib.treebanks import load_trees
-from transformer_lib.trees import Tree
 
 OUT = Path(__file__).resolve().parents[1] / "transformer_lib/evidence/parser-heads.json"
 SENTENCE = "We found that the protein is expressed in the brain."

@@ -16,17 +16,18 @@ from pathlib import Path
 from alike_places import SENTENCES, measure
 from evidence import some_of
 
-from transformer_lib.checkpoints import (
+from transformer_lib.batches import Prepared
+from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.parsing import train_parser
+from transformer_lib.runs import Recipe
+from transformer_lib.runs.checkpoints import (
     _load_weights,
     _step_files,
     _step_of,
     _weights_in,
     _write_json,
 )
-from transformer_lib.corpora import _hash_pairs, load_corpus
-from transformer_lib.parsing import train_parser
-from transformer_lib.prepared import Prepared
-from transformer_lib.recipes import Recipe
 from transformer_lib.transformer import default_device
 
 

@@ -21,15 +21,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from transformer_lib.checkpoints import _write_json
-from transformer_lib.parsing import _score_parses, parse, train_parser
-from transformer_lib.prepared import _read_data
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run
-from transformer_lib.trainer import train
+from transformer_lib.batches.prepared import _read_data
+from transformer_lib.parsing import BracketScore, load_trees, parse, train_parser
+from transformer_lib.parsing.parser import _score_parses
+from transformer_lib.runs import Recipe, Run, train
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.transformer import default_device
-from transformer_lib.treebanks import load_trees
-from transformer_lib.trees import BracketScore
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)

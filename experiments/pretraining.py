@@ -26,20 +26,19 @@ import torch
 from torch import Tensor, nn
 
 from transformer_lib.batches import pad
-from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import load_corpus
-from transformer_lib.family import MEMBERS, FamilyConfig, build_model
-from transformer_lib.files import whole_file
-from transformer_lib.objective import build_optimizer
-from transformer_lib.pretraining import (
+from transformer_lib.family import MEMBERS, FamilyConfig, build_model, mask_tokens
+from transformer_lib.family.pretraining import (
     _count_pairs,
     _cut_batch,
     _hidden_loss,
     _short_sentences,
     _span_loss,
-    mask_tokens,
 )
+from transformer_lib.files import whole_file
+from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import environment_record
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 
 SIZE = {"d_model": 128, "num_heads": 4, "num_layers": 3, "d_ff": 512, "dropout": 0.1}

@@ -34,7 +34,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_lib.downloads import _cache_folder
+from transformer_lib.corpora.downloads import _cache_folder
 from transformer_lib.files import claimed, whole_file
 
 ROOT = Path(__file__).resolve().parents[1]

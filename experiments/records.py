@@ -22,7 +22,7 @@ EVIDENCE = ROOT / "transformer_lib" / "evidence"
 README = ROOT / "experiments" / "README.md"
 # Records that no script writes.
 LIBRARY = {
-    "attention-heads.json": "transformer_lib.heads.record_heads()",
+    "attention-heads.json": "transformer_lib.looking_inside.heads.record_heads()",
     "table3-small.json": "transformer-lib ablate table3-small --record FILE",
 }
 

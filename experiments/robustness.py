@@ -15,7 +15,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from transformer_lib.checkpoints import _write_json
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,14 +18,12 @@ from pathlib import Path
 
 import torch
 
-from transformer_lib.checkpoints import _write_json
+from transformer_lib.batches import prepare
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import perplexity, sacre_bleu
-from transformer_lib.prepared import prepare
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import environment_record
+from transformer_lib.runs import Recipe, environment_record, train
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.tokenizer import Tokenizer
-from transformer_lib.trainer import train
 from transformer_lib.translator import translate
 
 

@@ -20,15 +20,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transformer_lib.checkpoints import _write_json
 from transformer_lib.runs import Run
+from transformer_lib.runs.checkpoints import _write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "transformer_lib"
 LARGEST = 20e6  # bytes of a shipped model, its tokenizer and recipe included
 AFTER = [
     [sys.executable, "experiments/sentence.py"],
-    [sys.executable, "-c", "import transformer_lib.heads as h; h.record_heads("
+    [sys.executable, "-c", "import transformer_lib.looking_inside as h; h.record_heads("
      "'transformer_lib/evidence/attention-heads.json')"],
     [sys.executable, "benchmarks/newstest.py"],
     [sys.executable, "experiments/translator_scores.py"],

@@ -20,12 +20,12 @@ from fresh_split import fresh_pairs
 
 from transformer_lib.ablations import _t_quantile, ablate
 from transformer_lib.batches import tokenize_pairs
-from transformer_lib.checkpoints import _write_json
-from transformer_lib.corpora import _hash_pairs, load_corpus
+from transformer_lib.batches.prepared import _sample_pairs
+from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.evaluation import chrf, sacre_bleu
-from transformer_lib.prepared import _sample_pairs
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run
+from transformer_lib.runs import Recipe, Run
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.training import validation_loss
 from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator

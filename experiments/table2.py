@@ -25,25 +25,27 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib.batches import Batch, make_batch, pad, plan_batches, tokenize_pairs
-from transformer_lib.checkpoints import (
-    Progress,
-    _load_tensors,
-    _load_weights,
-    _save_tensors,
-    _write_json,
-    load_checkpoint,
-    save_checkpoint,
-)
 from transformer_lib.command_line import _recipe_asked
 from transformer_lib.complexity import Convolutional, Recurrent
 from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import FullSteps, output_limits, search
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.objective import build_optimizer
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import environment_record
+from transformer_lib.runs import (
+    Progress,
+    Recipe,
+    environment_record,
+    load_checkpoint,
+    save_checkpoint,
+)
+from transformer_lib.runs.checkpoints import (
+    _load_tensors,
+    _load_weights,
+    _save_tensors,
+    _write_json,
+)
+from transformer_lib.runs.trainer import _data_record, _rate_at, _ready_data
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
-from transformer_lib.trainer import _data_record, _rate_at, _ready_data
 from transformer_lib.training import BatchLoss, update, validation_loss
 from transformer_lib.transformer import Embeddings, Transformer, TransformerConfig
 

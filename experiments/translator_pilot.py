@@ -18,11 +18,10 @@ from pathlib import Path
 
 from fine_tuning import scores_of
 
-from transformer_lib.checkpoints import _write_json
-from transformer_lib.corpora import _hash_pairs, load_corpus
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run, load_pretrained
-from transformer_lib.trainer import train
+from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.runs import Recipe, Run, load_pretrained, train
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.transformer import default_device
 
 START, RECIPE = "tatoeba-en-de", "tatoeba-en-de-longer"

@@ -16,7 +16,6 @@ import json
 import re
 from pathlib import Path
 
-from transformer_lib.checkpoints import _write_json
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import (
     bootstrap_interval,
@@ -25,6 +24,7 @@ from transformer_lib.evaluation import (
     sacre_bleu,
 )
 from transformer_lib.runs import environment_record, read_evidence, recorded_outputs
+from transformer_lib.runs.checkpoints import _write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "notebooks/19_shipped_model.ipynb"

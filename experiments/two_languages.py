@@ -20,16 +20,16 @@ from pathlib import Path
 
 from fine_tuning import loss_of, scored, write_text
 
-from transformer_lib.checkpoints import _write_json
-from transformer_lib.corpora import _hash_pairs, load_corpus
+from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.fine_tuning import (
     add_pieces,
     fine_tuning_recipe,
     grow,
     next_pieces,
 )
-from transformer_lib.runs import Run, load_pretrained
-from transformer_lib.trainer import train
+from transformer_lib.runs import Run, load_pretrained, train
+from transformer_lib.runs.checkpoints import _write_json
 
 START = "tatoeba-en-de"
 TAGS = {"de": "<2de>", "fr": "<2fr>"}

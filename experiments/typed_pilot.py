@@ -16,9 +16,8 @@ from pathlib import Path
 
 import translator_text
 
-from transformer_lib.checkpoints import _write_json
-from transformer_lib.recipes import Recipe
-from transformer_lib.trainer import train
+from transformer_lib.runs import Recipe, train
+from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.transformer import default_device
 
 

@@ -1,8 +1,8 @@
 """What the tests of exports and of the server share: engines, and their sentences."""
 
-from transformer_lib.corpora import load_corpus
-from transformer_lib.ctranslate2_export import CTranslate2Model, _export_ctranslate2
-from transformer_lib.downloads import CorpusUnavailable
+from transformer_lib.corpora import CorpusUnavailable, load_corpus
+from transformer_lib.export import CTranslate2Model
+from transformer_lib.export.ctranslate2 import _export_ctranslate2
 from transformer_lib.runs import load_pretrained
 from transformer_lib.translator import Translator
 

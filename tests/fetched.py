@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from transformer_lib import downloads
-from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora import downloads, load_corpus
 
 TWO = "Go.\tGeh.\nHi.\tHallo!\nHi.\tGrüß Gott!\n"
 THREE = "Go.\tGeh.\tCC-BY 2.0\r\nHi.\tHallo!\tCC-BY 2.0\r\nHi.\tGrüß Gott!\tCC\r\n"

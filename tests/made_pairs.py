@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from transformer_lib.batches import TokenPairs, _flatten
+from transformer_lib.batches import TokenPairs
+from transformer_lib.batches.plan import _flatten
 
 V = 50
 

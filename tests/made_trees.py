@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from transformer_lib.treebanks import load_trees
-from transformer_lib.trees import Tree, read_trees
+from transformer_lib.parsing import Tree, load_trees, read_trees
 
 WSJ_FILE = """
 ( (S

@@ -8,11 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from transformer_lib import trainer
-from transformer_lib.batches import tokenize_pairs
-from transformer_lib.grammar import grammar_split
-from transformer_lib.prepared import prepare
-from transformer_lib.recipes import Recipe
+from transformer_lib.batches import prepare, tokenize_pairs
+from transformer_lib.corpora import grammar_split
+from transformer_lib.runs import Recipe, trainer
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 

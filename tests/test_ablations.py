@@ -44,6 +44,7 @@ from transformer_lib.ablations import (
     table,
     variation,
 )
+from transformer_lib.batches import Prepared, prepare
 from transformer_lib.command_line import main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.exercises.ablations import (
@@ -52,9 +53,7 @@ from transformer_lib.exercises.ablations import (
     check_ranks,
 )
 from transformer_lib.files import claimed
-from transformer_lib.prepared import Prepared, prepare
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run
+from transformer_lib.runs import Recipe, Run
 from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.transformer import Transformer, TransformerConfig
 

@@ -15,10 +15,7 @@ from transformer_lib.figures.looking_inside import (
     _pack,
     plot_links,
 )
-from transformer_lib.looking_inside import (
-    AttentionMaps,
-    look,
-)
+from transformer_lib.looking_inside import AttentionMaps, look
 
 small = looked_inside.small
 trained = looked_inside.trained

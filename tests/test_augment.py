@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from transformer_lib.augment import _KINDS, PairText, vary_pairs
-from transformer_lib.batches import tokenize_pairs
-from transformer_lib.recipes import Recipe
+from transformer_lib.batches import PairText, tokenize_pairs, vary_pairs
+from transformer_lib.batches.augment import _KINDS
+from transformer_lib.runs import Recipe
 from transformer_lib.tokenizer import Tokenizer
 
 PAIRS = [

@@ -13,13 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformer_lib.batches import (
     Batch,
     TokenPairs,
-    _fill,
-    _fill_rows,
-    _flatten,
-    _id_type,
-    _join_pairs,
-    _rename_pairs,
-    _same_names,
     batches,
     make_batch,
     pack,
@@ -27,13 +20,22 @@ from transformer_lib.batches import (
     plan_batches,
     tokenize_pairs,
 )
+from transformer_lib.batches.plan import (
+    _fill,
+    _fill_rows,
+    _flatten,
+    _id_type,
+    _join_pairs,
+    _rename_pairs,
+    _same_names,
+)
+from transformer_lib.corpora import grammar_split
 from transformer_lib.exercises.batches import (
     check_my_plan,
     check_padding,
     check_shift,
     check_where,
 )
-from transformer_lib.grammar import grammar_split
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 
 EASY = settings(max_examples=25)

@@ -6,9 +6,7 @@ import torch
 from safetensors.torch import load_file
 from small_runs import SMALL, VOCABULARY, tiny
 
-from transformer_lib import checkpoints
-from transformer_lib.checkpoints import Progress, average_checkpoints
-from transformer_lib.runs import Run
+from transformer_lib.runs import Progress, Run, average_checkpoints, checkpoints
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Fixtures that more than one file uses.

@@ -23,16 +23,19 @@ from hypothesis import strategies as st
 
 from transformer_lib import command_line as cli
 from transformer_lib import training
-from transformer_lib.checkpoints import _load_tensors, _save_tensors, _write_manifest
+from transformer_lib.batches import Prepared
 from transformer_lib.command_line import _settings_asked, main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.files import whole_file
-from transformer_lib.prepared import Prepared
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run
-from transformer_lib.trainer import _check_prepared
+from transformer_lib.parsing import read_trees
+from transformer_lib.runs import Recipe, Run
+from transformer_lib.runs.checkpoints import (
+    _load_tensors,
+    _save_tensors,
+    _write_manifest,
+)
+from transformer_lib.runs.trainer import _check_prepared
 from transformer_lib.translator import Translator
-from transformer_lib.trees import read_trees
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "model.d_model=32 model.d_ff=64 max_tokens=900 max_steps=6 validate_every=2"

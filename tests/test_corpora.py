@@ -32,19 +32,20 @@ from fetched import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib import corpora, text_files
 from transformer_lib.corpora import (
     SOURCES,
     CleaningReport,
     Corpus,
+    CorpusUnavailable,
+    grammar_split,
     held_out,
     load_corpus,
     stream_corpus,
     stream_pairs,
+    text_files,
 )
-from transformer_lib.downloads import CorpusUnavailable
+from transformer_lib.corpora import known as corpora
 from transformer_lib.exercises.corpora import check_lines_of, check_split_pairs
-from transformer_lib.grammar import grammar_split
 
 EASY = settings(max_examples=25)
 

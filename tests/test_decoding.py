@@ -20,9 +20,6 @@ from transformer_lib.decoding import (
     CachedSteps,
     FullSteps,
     Hypothesis,
-    _best_tokens,
-    _group_by_length,
-    _NoRepeat,
     beam_search,
     filter_logits,
     force_score,
@@ -32,6 +29,11 @@ from transformer_lib.decoding import (
     length_penalty,
     output_limits,
     search,
+)
+from transformer_lib.decoding.strategies import (
+    _best_tokens,
+    _group_by_length,
+    _NoRepeat,
 )
 from transformer_lib.exercises.decoding import (
     check_best_index,

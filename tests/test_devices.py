@@ -17,41 +17,35 @@ from elsewhere import Elsewhere, second_device
 
 from transformer_lib import (
     attention,
-    ctranslate2_export,
     decoder,
-    decoding,
     diagnosis,
     encoder,
     evaluation,
-    export,
-    family,
-    heads,
-    labelling,
     long_text,
-    looking_inside,
-    marian,
     multihead,
     objective,
-    parsing,
-    pretraining,
-    speculative,
     speed,
     training,
     transformer,
     translator,
 )
 from transformer_lib.batches import Batch, make_batch, pack, pad, tokenize_pairs
-from transformer_lib.checkpoints import Progress
 from transformer_lib.corpora import load_corpus
+from transformer_lib.decoding import speculative
+from transformer_lib.decoding import strategies as decoding
+from transformer_lib.export import common, marian
+from transformer_lib.export import ctranslate2 as ctranslate2_export
+from transformer_lib.family import models as family
+from transformer_lib.family import pretraining
 from transformer_lib.figures import decoding as decoding_figures
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run, load_pretrained
+from transformer_lib.looking_inside import heads
+from transformer_lib.looking_inside import weights as looking_inside
+from transformer_lib.parsing import labelling, load_trees, train_tree_tokenizer
+from transformer_lib.parsing import parser as parsing
+from transformer_lib.runs import Progress, Recipe, Run, load_pretrained, train
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
-from transformer_lib.trainer import train
 from transformer_lib.transformer import Transformer, TransformerConfig, default_device
 from transformer_lib.translator import Translator
-from transformer_lib.tree_tokens import train_tree_tokenizer
-from transformer_lib.treebanks import load_trees
 
 NOTEBOOKS = sorted(Path(__file__).parents[1].glob("notebooks/*.ipynb"))
 SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}
@@ -273,7 +267,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     ),
     "token_scores": (
         model_of,
-        lambda m: export._token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
+        lambda m: common._token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
     ),
     "generate": (
         model_of,
@@ -533,10 +527,13 @@ TAKES = re.compile(r"\b(Tensor|Module|Transformer|Translator|Run|Batch)\b")
 
 def public_names():
     """Each name that a module of the library exports, with its module's name."""
-    for path in sorted(Path(training.__file__).parent.glob("[a-z]*.py")):
-        module = importlib.import_module(f"transformer_lib.{path.stem}")
-        for name in module.__all__:
-            yield f"{path.stem}.{name}", getattr(module, name)
+    library = Path(training.__file__).parent
+    for path in sorted(library.rglob("[a-z]*.py")):
+        place = ".".join(path.relative_to(library).with_suffix("").parts)
+        if not place.startswith(("exercises.", "figures.")):
+            module = importlib.import_module(f"transformer_lib.{place}")
+            for name in module.__all__:
+                yield f"{path.stem}.{name}", getattr(module, name)
 
 
 def takes_tensors(function) -> bool:
@@ -706,13 +703,13 @@ def test_exports_are_made_on_the_cpu_and_leave_the_model(words):
     model = model_of(400)
     with second_device() as device:
         model.to(device)
-        copied = export._on_cpu(model)
+        copied = common._on_cpu(model)
         assert copied.device.type == "cpu" and model.device.type == device
         assert copied.output.weight is copied.src_embedding.weight
         twin = marian.to_marian(model)
         assert {p.device.type for p in twin.parameters()} == {"cpu"}
-        ctranslate2_export._ctranslate2_spec(model, export._piece_names(words[0]))
-    assert export._on_cpu(copied) is copied
+        ctranslate2_export._ctranslate2_spec(model, common._piece_names(words[0]))
+    assert common._on_cpu(copied) is copied
 
 
 # --- the notebooks --------------------------------------------------------------------
@@ -818,7 +815,7 @@ def test_a_chapter_runs_with_its_models_on_another_device(path, tmp_path, monkey
     for name in ("RUNS", "CACHE"):
         monkeypatch.setenv(f"TRANSFORMER_LIB_{name}", str(tmp_path / name))
     monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", "")
-    monkeypatch.setattr("transformer_lib.downloads._open_url", no_network)
+    monkeypatch.setattr("transformer_lib.corpora.downloads._open_url", no_network)
     names = {"__name__": "__main__"}
     with second_device() as device, as_it_was():
         monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", device)

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from test_claims import slug
 
 import transformer_lib.diagnosis as diagnosis
-from transformer_lib.batches import Batch, TokenPairs, batches, make_batch
-from transformer_lib.checkpoints import _load_tensors, _save_tensors, _write_manifest
+from transformer_lib.batches import Batch, Prepared, TokenPairs, batches, make_batch
 from transformer_lib.command_line import main
-from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora import CorpusUnavailable, grammar_split, load_corpus
 from transformer_lib.diagnosis import (
     Finding,
     batch_dependence,
@@ -34,16 +33,16 @@ from transformer_lib.diagnosis import (
     resumed_worse,
     stuck_loss,
 )
-from transformer_lib.downloads import CorpusUnavailable
 from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.figures.diagnosis import plot_curves, plot_findings
-from transformer_lib.grammar import grammar_split
 from transformer_lib.multihead import use_attention
 from transformer_lib.objective import noam_lr
-from transformer_lib.prepared import Prepared
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run, load_pretrained, read_evidence
-from transformer_lib.trainer import train
+from transformer_lib.runs import Recipe, Run, load_pretrained, read_evidence, train
+from transformer_lib.runs.checkpoints import (
+    _load_tensors,
+    _save_tensors,
+    _write_manifest,
+)
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).parents[1]

@@ -28,9 +28,15 @@ from fetched import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib import corpora, downloads, files
-from transformer_lib.corpora import SOURCES, load_corpus
-from transformer_lib.downloads import CorpusUnavailable, unpack
+from transformer_lib import files
+from transformer_lib.corpora import (
+    SOURCES,
+    CorpusUnavailable,
+    downloads,
+    load_corpus,
+    unpack,
+)
+from transformer_lib.corpora import known as corpora
 
 EASY = settings(max_examples=25)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from transformer_lib.exercises import errata as exercises
-from transformer_lib.parsing import _TABLE_4
+from transformer_lib.parsing.parser import _TABLE_4
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTER = ROOT / "notebooks" / "30_errata.ipynb"

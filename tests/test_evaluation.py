@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sacrebleu.significance import PairedTest
 
 from transformer_lib.batches import make_batch, tokenize_pairs
-from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora import grammar_split, load_corpus
 from transformer_lib.evaluation import (
     _bleu_counts,
     _bleu_from_counts,
@@ -43,7 +43,6 @@ from transformer_lib.exercises.evaluation import (
     check_resampled,
 )
 from transformer_lib.figures.evaluation import _counted_ngrams, ngram_figure
-from transformer_lib.grammar import grammar_split
 from transformer_lib.runs import read_evidence, recorded_outputs
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig

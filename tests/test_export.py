@@ -22,40 +22,36 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from transformer_lib import export as export_module
 from transformer_lib import files as files_module
-from transformer_lib import onnx_export
-from transformer_lib.batches import pad
-from transformer_lib.checkpoints import _write_manifest
-from transformer_lib.ctranslate2_export import CTranslate2Model, _export_ctranslate2
-from transformer_lib.decoding import (
-    CachedSteps,
-    FullSteps,
-    beam_search,
-    greedy_decode,
-)
+from transformer_lib.batches import pad, prepare
+from transformer_lib.corpora import grammar_split
+from transformer_lib.decoding import CachedSteps, FullSteps, beam_search, greedy_decode
 from transformer_lib.exercises.export import (
     check_in_8_bits,
     check_normalize,
     check_text_of,
 )
-from transformer_lib.export import _token_scores
-from transformer_lib.family import FamilyConfig, build_model
-from transformer_lib.grammar import grammar_split
-from transformer_lib.int8 import _Int8Linear, to_int8
-from transformer_lib.looking_inside import attention_weights
-from transformer_lib.marian import (
+from transformer_lib.export import (
+    CTranslate2Model,
+    OnnxModel,
+    from_marian,
+    to_int8,
+    to_marian,
+)
+from transformer_lib.export import exporter as export_module
+from transformer_lib.export import onnx as onnx_export
+from transformer_lib.export.common import _token_scores
+from transformer_lib.export.ctranslate2 import _export_ctranslate2
+from transformer_lib.export.int8 import _Int8Linear
+from transformer_lib.export.marian import (
     _export_marian,
     _marian_config,
     _marian_model,
     _marian_places,
     _marian_scores,
     _sines_first,
-    from_marian,
-    to_marian,
 )
-from transformer_lib.onnx_export import (
-    OnnxModel,
+from transformer_lib.export.onnx import (
     _export_onnx,
     _in_16_bits,
     _OnnxSteps,
@@ -63,8 +59,10 @@ from transformer_lib.onnx_export import (
     _rounded_to_8_bits,
     _tokenizer_data,
 )
-from transformer_lib.prepared import prepare
+from transformer_lib.family import FamilyConfig, build_model
+from transformer_lib.looking_inside import attention_weights
 from transformer_lib.runs import load_pretrained
+from transformer_lib.runs.checkpoints import _write_manifest
 from transformer_lib.tokenizer import BOS, EOS, NORMALIZATIONS, PAD, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig, _normal_weights
 from transformer_lib.translator import Translator

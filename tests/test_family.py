@@ -28,22 +28,21 @@ from transformer_lib.exercises.family import (
     check_top_p,
 )
 from transformer_lib.family import (
-    _NETWORKS,
     MEMBERS,
     FamilyConfig,
     GroupedAttention,
     ImageClassifier,
     MixtureOfExperts,
     StackSteps,
-    _cut_patches,
-    _make_stack,
     build_model,
+    cut_spans,
+    fill_spans,
+    mask_tokens,
     rotate,
     sample,
 )
-from transformer_lib.multihead import MultiHeadAttention
-from transformer_lib.positions import position_rotation
-from transformer_lib.pretraining import (
+from transformer_lib.family.models import _NETWORKS, _cut_patches, _make_stack
+from transformer_lib.family.pretraining import (
     _count_pairs,
     _fit,
     _next_token_loss,
@@ -51,10 +50,9 @@ from transformer_lib.pretraining import (
     _row_batches,
     _short_sentences,
     _small_tokenizer,
-    cut_spans,
-    fill_spans,
-    mask_tokens,
 )
+from transformer_lib.multihead import MultiHeadAttention
+from transformer_lib.positions import position_rotation
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -853,11 +851,11 @@ def test_batches_hold_each_row_once_a_round():
 
 def test_sentences_without_a_mirror(monkeypatch, tmp_path):
     def unreachable(*args):
-        from transformer_lib.downloads import CorpusUnavailable
+        from transformer_lib.corpora import CorpusUnavailable
 
         raise CorpusUnavailable("no network here")
 
-    import transformer_lib.pretraining as pretraining
+    import transformer_lib.family.pretraining as pretraining
     from transformer_lib.corpora import load_corpus
 
     def only_grammar(name, split="train"):
@@ -895,7 +893,7 @@ def test_every_member_learns_a_row_by_heart(member):
 
 def test_a_training_that_runs_out_of_time_ends_with_a_rate_of_zero(monkeypatch):
     """A clock that says one second an update: ten updates fit into ten seconds."""
-    import transformer_lib.pretraining as pretraining
+    import transformer_lib.family.pretraining as pretraining
 
     clock, rates = iter(range(1000)), []
     monkeypatch.setattr(pretraining.time, "monotonic", lambda: next(clock))

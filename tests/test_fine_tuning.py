@@ -10,6 +10,7 @@ import torch
 
 from transformer_lib.batches import make_batch, tokenize_pairs
 from transformer_lib.command_line import main
+from transformer_lib.corpora import grammar_split
 from transformer_lib.fine_tuning import (
     add_pieces,
     fine_tuning_recipe,
@@ -17,12 +18,10 @@ from transformer_lib.fine_tuning import (
     mix_pairs,
     next_pieces,
 )
-from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import build_optimizer
-from transformer_lib.runs import load_pretrained
+from transformer_lib.runs import load_pretrained, train
 from transformer_lib.speed import peak_bytes
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
-from transformer_lib.trainer import train
 from transformer_lib.training import update
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -258,7 +257,8 @@ def test_from_on_the_command_line(start, tmp_path, monkeypatch, capsys):
 
 def a_marian_of_ours(tokenizer, folder):
     """A Marian folder as this library writes it; its model."""
-    from transformer_lib.marian import _export_marian, to_marian
+    from transformer_lib.export import to_marian
+    from transformer_lib.export.marian import _export_marian
 
     model = model_of(tokenizer, attention_bias=True).eval()
     _export_marian(model, tokenizer, folder)
@@ -269,7 +269,7 @@ def a_marian_like_those_of_the_hub(tokenizer, folder):
     """Swish, biases at the output, a start by padding; transformers' own weights."""
     from transformers import MarianMTModel
 
-    from transformer_lib.marian import _marian_config
+    from transformer_lib.export.marian import _marian_config
 
     torch.manual_seed(1)
     config = _marian_config(
@@ -294,7 +294,7 @@ def a_marian_like_those_of_the_hub(tokenizer, folder):
 def test_a_marian_model_is_trained_on(tokenizer, tmp_path, made, activation):
     """A Marian model made by transformers goes on here, and back, with equal logits."""
     pytest.importorskip("transformers")
-    from transformer_lib.marian import from_marian, to_marian
+    from transformer_lib.export import from_marian, to_marian
 
     source = made(tokenizer, tmp_path / "theirs")
     loaded, same = from_marian(tmp_path / "theirs", "cpu")

@@ -9,9 +9,13 @@ import zipfile
 
 import pytest
 
-from transformer_lib.corpora import CleaningReport, load_corpus, stream_pairs
-from transformer_lib.downloads import CorpusUnavailable
-from transformer_lib.formats import side_lines
+from transformer_lib.corpora import (
+    CleaningReport,
+    CorpusUnavailable,
+    load_corpus,
+    side_lines,
+    stream_pairs,
+)
 
 PAIRS = [("Good morning.", "Guten Morgen."), ("Where are you?", "Wo bist du?"),
          ("It is a book & a pen.", "Es ist ein Buch & ein Stift."), ("No.", "Nein."),
@@ -257,7 +261,7 @@ def test_wmt_in_one_file(tmp_path):
 @pytest.mark.parametrize("piece", ["<seg>", "<seg ", "<", "<doc ", "<!--", '<seg id="'])
 def test_tags_without_an_end_take_no_time(piece):
     """A line count, not a clock: each character is looked at a few times."""
-    from transformer_lib import formats
+    from transformer_lib.corpora import formats
 
     text = piece * (200_000 // len(piece))
     assert list(formats._segments(text)) == []

@@ -8,7 +8,7 @@ import pytest
 import smoothing
 from fresh_split import by_hash, fresh_pairs, isolated, with_gaps
 
-from transformer_lib.checkpoints import _write_json
+from transformer_lib.runs.checkpoints import _write_json
 
 
 def distance(a, b):

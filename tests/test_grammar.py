@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from transformer_lib.grammar import grammar_pair, grammar_split
+from transformer_lib.corpora import grammar_pair, grammar_split
 
 
 def test_one_english_sentence_has_one_german_one():

@@ -13,12 +13,22 @@ from hypothesis import strategies as st
 from looked_inside import FEW, PAIRS
 from scipy.stats import spearmanr
 
-from transformer_lib import heads, looking_inside
 from transformer_lib.corpora import Corpus
+from transformer_lib.corpora.grammar import _ADJECTIVES, _NOUNS, _PRONOUNS
 from transformer_lib.decoding import greedy_decode
 from transformer_lib.evaluation import Score
-from transformer_lib.grammar import _ADJECTIVES, _NOUNS, _PRONOUNS
-from transformer_lib.heads import (
+from transformer_lib.looking_inside import (
+    AttentionMaps,
+    altered,
+    effect_of_words,
+    heads,
+    look,
+    most_attended,
+    watching,
+    weigh_heads,
+)
+from transformer_lib.looking_inside import weights as looking_inside
+from transformer_lib.looking_inside.heads import (
     _agreement,
     _link_shares,
     _loss_and_choices,
@@ -33,18 +43,10 @@ from transformer_lib.heads import (
     _uniform,
     _words_of,
     _zeroed,
-    altered,
-    effect_of_words,
-    most_attended,
-    weigh_heads,
 )
-from transformer_lib.looking_inside import (
-    AttentionMaps,
-    _attentions,
-    look,
-    watching,
-)
-from transformer_lib.runs import _find_pretrained, read_evidence
+from transformer_lib.looking_inside.weights import _attentions
+from transformer_lib.runs import read_evidence
+from transformer_lib.runs.folder import _find_pretrained
 from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.transformer import Transformer, TransformerConfig
 

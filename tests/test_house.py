@@ -1,6 +1,8 @@
 """The rules of the house: rooms, doors, and which way the arrows run."""
 
 import ast
+import graphlib
+import importlib
 import json
 import re
 from functools import cache
@@ -14,82 +16,25 @@ import transformer_lib
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "transformer_lib"
-FRONT = {path.stem: path for path in sorted(LIBRARY.glob("[a-z]*.py"))}
-ROOMS = {
-    room: {path.stem: path for path in sorted((LIBRARY / room).glob("[a-z]*.py"))}
-    for room in ("figures", "exercises")
+# Every module by its dotted name; those of figures and exercises stand in the back.
+MODULES = {
+    ".".join(path.relative_to(LIBRARY).with_suffix("").parts): path
+    for path in sorted(LIBRARY.rglob("[a-z]*.py"))
 }
-# The lists and numbers below may only shrink: take off what has been put in order.
-LONG = set()
-ENTER_BACK = set()  # still import a back room
+BACK = {name for name in MODULES if name.startswith(("figures.", "exercises."))}
+FRONT = {name: path for name, path in MODULES.items() if name not in BACK}
 EVERY_ROOM = "command_line"  # thin over all of them, and imports one when it is asked
 # Methods of a class that ask a later chapter when they are called.
-METHODS = {"transformer": {"runs", "tokenizer", "decoding"}}
-PUBLIC = 262  # names in the front rooms, together
-
-# Front rooms, and what each of them is about.
-IDEAS = {
-    "attention": "attention_numpy",
-    "multihead": "MultiHeadAttention",
-    "positions": "sinusoidal_positions",
-    "encoder": "FeedForward",
-    "decoder": "causal_mask",
-    "transformer": "Transformer",
-    "tokenizer": "train_bpe",
-    "files": "whole_file",
-    "diagnosis": "Finding",
-    "corpora": "load_corpus",
-    "downloads": "_find_file",
-    "text_files": "open_text",
-    "formats": "pair_rows",
-    "grammar": "grammar_pair",
-    "looking_inside": "watching",
-    "heads": "most_attended",
-    "trees": "Tree",
-    "treebanks": "Treebank",
-    "parsing": "train_parser",
-    "labelling": "_tree_labels",
-    "export": "export_model",
-    "onnx_export": "_StepGraph",
-    "marian": "_marian_places",
-    "ctranslate2_export": "_ctranslate2_spec",
-    "int8": "_Int8Linear",
-    "server": "translation_server",
-    "training": "fit",
-    "recipes": "Recipe",
-    "checkpoints": "_save_tensors",
-    "runs": "Run",
-    "trainer": "train",
-    "decoding": "greedy_search",
-    "speculative": "_verdict",  # which guesses stay; the rest of it is a loop
-    "evaluation": "bleu",
-    "translator": "Translator",
-    "command_line": "main",
-    "family": "FamilyConfig",
-    "long_text": "attention_reading_once",
-    "batches": "TokenPairs",
-    "augment": "PairText",
-    "complexity": "Recurrent",
-    "bugs": "_Exhibit",
-    "speed": "race",
-    "objective": "label_smoothed_cross_entropy",
-    "tree_tokens": "train_tree_tokenizer",
-    "wmt": "prepare_wmt",
-    "prepared": "prepare",
-    "ablations": "variation",
-    "fine_tuning": "mix_pairs",
-}
-# Rooms whose idea comes late, because the chapter needs what stands before it.
-LATE = {
-    "hello": "attention",  # each of the six steps is built, and then all are one
-    "pretraining": "mask_tokens",  # the text and the next token come first
-}
+METHODS = {"transformer": {"runs.folder", "tokenizer", "decoding.strategies"}}
+# Underscore names that cross a chapter: may only become fewer, until there is none.
+CROSSING = 123
 DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}
 TEXT = {  # files, no page
-    "tokenizer", "downloads", "text_files", "formats", "corpora", "checkpoints",
-    "runs", "prepared", "wmt", "tree_tokens", "ablations",
+    "tokenizer", "corpora.downloads", "corpora.text_files", "corpora.formats",
+    "corpora.known", "runs.checkpoints", "runs.folder", "batches.prepared", "wmt",
+    "parsing.tree_tokens", "ablations",
 }  # fmt: skip
-SPEAKS_JSON = {"onnx_export", "marian", "ctranslate2_export", "server"}  # to others
+SPEAKS_JSON = {"export.onnx", "export.marian", "export.ctranslate2", "server"}
 
 
 @cache
@@ -101,7 +46,7 @@ def tree(path):
 def chapters():
     """The number of the chapter that exports a module."""
     numbers = {}
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    for path in sorted((ROOT / "notebooks").rglob("*.ipynb")):
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
             source = "".join(cell["source"])
             pattern = r"^#\|[ \t]*(?:default_exp|exporti?)[ \t]+(\S+)[ \t]*$"
@@ -117,21 +62,39 @@ def public(path):
     return []
 
 
-def imported(path):
-    """Modules that a module imports anywhere in it, those of the library without it."""
+def module_of(name):
+    """The module that a dotted name is, or is taken from; "" where it is not ours."""
+    if name in transformer_lib._HOME:
+        name = f"{transformer_lib._HOME[name]}.{name}"
+    door, _, last = name.rpartition(".")
+    if name in MODULES or not door:
+        return name if name in MODULES else ""
+    stub = LIBRARY / door / "__init__.pyi"
+    for node in tree(stub).body if stub.exists() else ():
+        if last in (alias.name for alias in node.names):
+            return f"{door}.{node.module}"
+    return module_of(door)
+
+
+def taken(path):
+    """What a module imports anywhere in it: other modules, and their names."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else ()
             module = ".".join([*above, *filter(None, [node.module])])
-            inside = module.removeprefix("transformer_lib").removeprefix(".")
-            if module == "transformer_lib":  # its names, or modules, by name
-                for alias in node.names:
-                    yield transformer_lib._HOME.get(alias.name, alias.name)
-            else:
-                yield inside
+            inside = re.sub(r"^transformer_lib\.?", "", module)
+            for alias in node.names:
+                name = f"{inside}.{alias.name}".lstrip(".")
+                ours = inside != module and module_of(name)
+                yield (ours or module), alias.name
+
+
+def imported(path):
+    """Modules that a module imports anywhere in it, those of the library without it."""
+    return {module for module, _ in taken(path)}
 
 
 def defined(path):
@@ -141,22 +104,15 @@ def defined(path):
 
 @pytest.mark.parametrize("name", FRONT)
 def test_a_front_room_imports_no_back_room(name):
-    back = [m for m in imported(FRONT[name]) if m.split(".")[0] in ROOMS]
-    if name in ENTER_BACK:
-        assert back, f"{name} is in order now: take it off ENTER_BACK"
-    else:
-        assert not back, f"{name} imports {back[0]}"
+    assert not imported(FRONT[name]) & BACK
 
 
 def test_arrows_run_downward():
-    """Rooms use what earlier chapters export, back rooms also their own chapter's."""
+    """Modules use what earlier chapters export, and what their own does."""
     numbers, upward = chapters(), []
-    every = {**FRONT}
-    for room, paths in ROOMS.items():
-        every |= {f"{room}.{stem}": path for stem, path in paths.items()}
-    for name, path in every.items():
+    for name, path in MODULES.items():
         assert name in numbers, f"{name} is exported by no chapter"
-        for other in set(imported(path)) - METHODS.get(name, set()):
+        for other in imported(path) - METHODS.get(name, set()):
             later = other in numbers and numbers[other] > numbers[name]
             if later and name != EVERY_ROOM:
                 upward.append(f"{name} imports {other}")
@@ -175,32 +131,52 @@ def test_the_layer_is_written_once():
     assert found == {"encoder", "decoder"}
 
 
-def test_a_back_room_stands_behind_a_front_room():
-    """It has the name of its chapter's front room; but for what all check or draw."""
-    front = {(name, number) for name, number in chapters().items() if "." not in name}
-    numbers = {number for _, number in front}
-    for name, number in chapters().items():
-        room, _, stem = name.partition(".")
-        if stem and name not in ("exercises.check", "figures.frame"):
-            assert room in ROOMS, name
-            assert (stem, number) in front or number not in numbers, name
+def test_there_is_no_circle():
+    """Neither between doors nor inside a package."""
+    arrows = {
+        name: (imported(path) & set(MODULES)) - METHODS.get(name, set())
+        for name, path in MODULES.items()
+    }
+    graphlib.TopologicalSorter(arrows).prepare()  # CycleError names those of a circle
 
 
-def test_no_module_is_too_long():
-    modules = [*FRONT.items(), *ROOMS["figures"].items(), *ROOMS["exercises"].items()]
-    long = {n for n, path in modules if len(path.read_text("utf-8").split("\n")) > 1001}
-    assert long <= LONG, f"above 1,000 lines: {', '.join(sorted(long - LONG))}"
-    assert long == LONG, f"short now, take off LONG: {', '.join(sorted(LONG - long))}"
+def test_underscore_names_stay_in_their_chapter():
+    """What others use is public. The number may only become smaller."""
+    numbers, crossing = chapters(), []
+    for name, path in MODULES.items():
+        for other, what in taken(path):
+            private = what.startswith("_") or "._" in other
+            if private and other in numbers and numbers[other] != numbers[name]:
+                crossing.append(f"{name} takes {what} of {other}")
+    assert len(crossing) <= CROSSING, crossing
+    assert len(crossing) == CROSSING, f"fewer now: CROSSING = {len(crossing)}"
+
+
+def test_a_door_offers_what_its_rooms_have():
+    """And no two rooms the same name, and no name is that of a room."""
+    for stub in LIBRARY.glob("*/__init__.pyi"):
+        door = importlib.import_module(f"transformer_lib.{stub.parent.name}")
+        rooms = {p.stem: p for p in stub.parent.glob("[a-z]*.py")}
+        names = [name for path in rooms.values() for name in public(path)]
+        assert len(names) == len(set(names)) and not set(names) & set(rooms)
+        assert sorted(door.__all__) == sorted(names)
+        assert all(hasattr(door, name) for name in names)
+
+
+def test_a_back_room_stands_behind_a_door():
+    """It has its chapter's name; but for what all check or draw."""
+    numbers = chapters()
+    doors = {(name.partition(".")[0], numbers[name]) for name in FRONT}
+    for name in BACK - {"exercises.check", "figures.frame"}:
+        stem, number = name.partition(".")[2], numbers[name]
+        assert (stem, number) in doors or number not in {n for _, n in doors}, name
 
 
 def test_every_module_says_what_it_is():
     """In a docstring that ends with the page of the chapter that exports it."""
     pages = {path.stem[:2]: path.stem for path in ROOT.glob("notebooks/*.ipynb")}
     numbers, seen = chapters(), {}
-    modules = {**FRONT}
-    for room, paths in ROOMS.items():
-        modules |= {f"{room}.{stem}": path for stem, path in paths.items()}
-    for name, path in modules.items():
+    for name, path in MODULES.items():
         said = ast.get_docstring(tree(path)) or ""
         first, page = said.split("\n\n", 1) if "\n\n" in said else (said, "")
         assert len(first.split()) > 3, f"{name} has no docstring"
@@ -218,33 +194,13 @@ def test_an_api_page_names_the_chapter_that_exports_its_module():
         found = re.search(
             r"Written\s+in\s+\[chapter (\d\d)\]\(\.\./\.\./notebooks/(\d\d)", text
         )
-        number = f"{numbers[path.stem]:02d}"
+        (number,) = {
+            f"{number:02d}"
+            for name, number in numbers.items()
+            if name.partition(".")[0] == path.stem
+        }
         assert found, f"{path.name} does not say which chapter its module is written in"
         assert found.groups() == (number, number), f"{path.name}: chapter {number}"
-
-
-def test_public_names_grow_no_further():
-    counts = {name: len(public(path)) for name, path in FRONT.items()}
-    total = sum(counts.values())
-    assert total <= PUBLIC, f"{total} public names in the front rooms: {counts}"
-
-
-def test_every_front_room_is_about_something():
-    assert IDEAS.keys() | LATE.keys() == FRONT.keys() and not IDEAS.keys() & LATE.keys()
-    for name, idea in LATE.items():
-        lines = len(FRONT[name].read_text("utf-8").split("\n"))
-        at = defined(FRONT[name])[idea]
-        assert at > lines / 3, f"{name}: {idea} comes early now, take it to IDEAS"
-
-
-@pytest.mark.parametrize("name", IDEAS)
-def test_a_module_shows_its_idea_first(name):
-    lines = len(FRONT[name].read_text("utf-8").split("\n"))
-    found = defined(FRONT[name])
-    line = found[IDEAS[name]]
-    assert line <= lines / 3, f"{IDEAS[name]} stands at line {line} of {lines}"
-    before = [n for n, at in found.items() if at < line and n.startswith("_check_")]
-    assert not before, f"before the idea: {', '.join(before)}"
 
 
 @pytest.mark.parametrize("name", FRONT)
@@ -264,7 +220,8 @@ def test_what_draws_and_what_guards(name):
 
 def test_library_names_are_public():
     for name, module in transformer_lib._HOME.items():
-        assert name in public(FRONT[module]), f"{name} is not in {module}.__all__"
+        at_the_door = importlib.import_module(f"transformer_lib.{module}").__all__
+        assert name in at_the_door, f"{name} is not in {module}.__all__"
 
 
 def test_a_type_checker_is_told_where_each_name_is():

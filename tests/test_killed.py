@@ -10,10 +10,9 @@ import small_runs
 import torch
 from small_runs import tiny
 
-from transformer_lib import trainer
+from transformer_lib.batches import whole_folder
 from transformer_lib.command_line import main
-from transformer_lib.prepared import whole_folder
-from transformer_lib.runs import Run, load_pretrained
+from transformer_lib.runs import Run, load_pretrained, trainer
 
 data_dir = small_runs.data_dir
 

@@ -8,19 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_trees import TREES, first_trees, tree
 
-from transformer_lib import labelling
 from transformer_lib.batches import make_batch
-from transformer_lib.labelling import _tree_labels, _tree_of_labels
-from transformer_lib.tree_tokens import (
+from transformer_lib.parsing import (
+    Tree,
+    clean_tree,
+    labelling,
+    linearize,
+    load_trees,
     train_tree_tokenizer,
 )
-from transformer_lib.treebanks import load_trees
-from transformer_lib.trees import (
-    Tree,
-    _fault,
-    clean_tree,
-    linearize,
-)
+from transformer_lib.parsing.labelling import _tree_labels, _tree_of_labels
+from transformer_lib.parsing.trees import _fault
 
 SOME = settings(max_examples=60, deadline=None)
 

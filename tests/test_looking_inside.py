@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looked_inside import FEW, PAIRS, VOCABULARY, rows
 
-from transformer_lib import looking_inside
 from transformer_lib.batches import pad
 from transformer_lib.decoding import beam_search
 from transformer_lib.exercises.looking_inside import (
@@ -19,10 +18,16 @@ from transformer_lib.exercises.looking_inside import (
     check_entropy,
     check_error_rate,
 )
-from transformer_lib.heads import (
-    _words_of,
-)
 from transformer_lib.looking_inside import (
+    alignment_error_rate,
+    attention_weights,
+    head_statistics,
+    look,
+    watching,
+)
+from transformer_lib.looking_inside import weights as looking_inside
+from transformer_lib.looking_inside.heads import _words_of
+from transformer_lib.looking_inside.weights import (
     _attentions,
     _join_labels,
     _links,
@@ -31,11 +36,6 @@ from transformer_lib.looking_inside import (
     _row_statistics,
     _sign_ids,
     _word_groups,
-    alignment_error_rate,
-    attention_weights,
-    head_statistics,
-    look,
-    watching,
 )
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD

@@ -21,9 +21,9 @@ from transformer_lib import (
     label_smoothed_cross_entropy,
     noam_lr,
     sinusoidal_positions,
-    trainer,
 )
 from transformer_lib.batches import pack
+from transformer_lib.runs import trainer
 from transformer_lib.training import fit
 from transformer_lib.transformer import default_device
 

@@ -26,10 +26,10 @@ from peers import (
 from training import SIZES, prepared
 
 from transformer_lib.batches import make_batch, pad
-from transformer_lib.ctranslate2_export import CTranslate2Model, _export_ctranslate2
+from transformer_lib.corpora import grammar_split
 from transformer_lib.decoding import beam_search, force_score, greedy_decode
-from transformer_lib.grammar import grammar_split
-from transformer_lib.marian import to_marian
+from transformer_lib.export import CTranslate2Model, to_marian
+from transformer_lib.export.ctranslate2 import _export_ctranslate2
 from transformer_lib.runs import load_pretrained
 from transformer_lib.speed import _fast_kinds
 from transformer_lib.tokenizer import BOS, EOS, PAD

@@ -11,31 +11,33 @@ import torch
 from hypothesis import given, settings
 from made_trees import TREES, WSJ_FILE, first_trees, tree
 
-from transformer_lib import parsing
 from transformer_lib.exercises.parsing import check_close, check_f1, check_spans
-from transformer_lib.parsing import _prepare_trees, evaluate_parser, parse, train_parser
-from transformer_lib.recipes import Recipe
-from transformer_lib.tokenizer import UNK
-from transformer_lib.transformer import Transformer, TransformerConfig
-from transformer_lib.tree_tokens import (
+from transformer_lib.parsing import (
+    BracketScore,
+    Tree,
+    TreeError,
+    clean_tree,
+    evaluate_parser,
+    linearize,
+    load_trees,
+    parse,
+    read_trees,
+    repair,
+    train_parser,
+    train_tree_tokenizer,
+)
+from transformer_lib.parsing import parser as parsing
+from transformer_lib.parsing.parser import _prepare_trees
+from transformer_lib.parsing.tree_tokens import (
     _brackets_of_slots,
     _chunks,
     _form_of,
     _tree_pair,
-    train_tree_tokenizer,
 )
-from transformer_lib.treebanks import load_trees
-from transformer_lib.trees import (
-    _DEEPEST,
-    BracketScore,
-    Tree,
-    TreeError,
-    _fault,
-    clean_tree,
-    linearize,
-    read_trees,
-    repair,
-)
+from transformer_lib.parsing.trees import _DEEPEST, _fault
+from transformer_lib.runs import Recipe
+from transformer_lib.tokenizer import UNK
+from transformer_lib.transformer import Transformer, TransformerConfig
 
 SOME = settings(max_examples=60, deadline=None)
 

@@ -21,30 +21,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_pairs import V, some_pairs
 
-from transformer_lib import prepared as room
 from transformer_lib.batches import (
+    Prepared,
     TokenPairs,
-    _flatten,
     batches,
     make_batch,
     plan_batches,
+    prepare,
     tokenize_pairs,
 )
-from transformer_lib.ctranslate2_export import CTranslate2Model
-from transformer_lib.decoding import Hypothesis
-from transformer_lib.files import NotWritten
-from transformer_lib.grammar import grammar_split
-from transformer_lib.marian import from_marian
-from transformer_lib.onnx_export import OnnxModel
-from transformer_lib.prepared import (
-    Prepared,
+from transformer_lib.batches import prepared as room
+from transformer_lib.batches.plan import _flatten
+from transformer_lib.batches.prepared import (
     _load_pairs,
     _PairWriter,
     _pieces_of,
     _sample_pairs,
     _save_pairs,
-    prepare,
 )
+from transformer_lib.corpora import grammar_split
+from transformer_lib.decoding import Hypothesis
+from transformer_lib.export import CTranslate2Model, OnnxModel, from_marian
+from transformer_lib.files import NotWritten
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
 from transformer_lib.translator import Translator, translate_lines
@@ -940,8 +938,8 @@ def test_two_processes_that_prepare_the_same_folder(text, tmp_path):
 
 MEASURE = """
 import sys
-from transformer_lib import prepared
-from transformer_lib.prepared import prepare
+from transformer_lib.batches import prepared
+from transformer_lib.batches import prepare
 
 cut = prepared._pieces_of
 prepared._pieces_of = lambda pairs: cut(pairs, size=500)

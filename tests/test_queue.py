@@ -19,13 +19,11 @@ import pytest
 import torch
 from small_runs import without_times
 
-from transformer_lib import trainer
 from transformer_lib.ablations import _ROWS
 from transformer_lib.command_line import main
 from transformer_lib.corpora import load_corpus
-from transformer_lib.recipes import Recipe
+from transformer_lib.runs import Recipe, train, trainer
 from transformer_lib.tokenizer import Tokenizer
-from transformer_lib.trainer import train
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ SAMPLE = """\
 import os
 import pytest
 from transformer_lib.corpora import load_corpus
-from transformer_lib.downloads import CorpusUnavailable
+from transformer_lib.corpora import CorpusUnavailable
 
 @pytest.mark.corpora
 def test_needs_text():

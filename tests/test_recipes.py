@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib.recipes import Recipe
+from transformer_lib.runs import Recipe
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 

@@ -9,17 +9,22 @@ import small_runs
 import torch
 from small_runs import tiny
 
-from transformer_lib import checkpoints, trainer
-from transformer_lib.checkpoints import (
+from transformer_lib.command_line import main
+from transformer_lib.runs import (
     DamagedFile,
+    Run,
+    average_checkpoints,
+    checkpoints,
+    load_pretrained,
+    trainer,
+)
+from transformer_lib.runs.checkpoints import (
     _load_tensors,
     _save_tensors,
     _write_json,
     _write_manifest,
-    average_checkpoints,
 )
-from transformer_lib.command_line import main
-from transformer_lib.runs import _RUN_FILES, Run, load_pretrained
+from transformer_lib.runs.folder import _RUN_FILES
 
 data_dir = small_runs.data_dir
 STEPS = [f"step-{n:06d}.safetensors" for n in (2, 4, 6)]

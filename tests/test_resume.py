@@ -12,19 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_lib import trainer
-from transformer_lib.checkpoints import (
-    DamagedFile,
-    _load_tensors,
-    _write_json,
-    _write_manifest,
-)
-from transformer_lib.grammar import grammar_split
-from transformer_lib.prepared import prepare
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import _RUN_FILES, Run
+from transformer_lib.batches import prepare
+from transformer_lib.corpora import grammar_split
+from transformer_lib.runs import DamagedFile, Recipe, Run, train, trainer
+from transformer_lib.runs.checkpoints import _load_tensors, _write_json, _write_manifest
+from transformer_lib.runs.folder import _RUN_FILES
 from transformer_lib.tokenizer import Tokenizer
-from transformer_lib.trainer import train
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {
@@ -106,9 +99,9 @@ def assert_same_run(one, two):
 
 KILLING = """
 import contextlib, importlib, inspect, json, os, random, signal, sys, time
-from transformer_lib import trainer
-from transformer_lib.recipes import Recipe
-from transformer_lib.trainer import train
+from transformer_lib.runs import trainer
+from transformer_lib.runs import Recipe
+from transformer_lib.runs import train
 
 settings, data, folder, kills = json.loads(sys.argv[1])
 recipe = Recipe(**settings)
@@ -333,9 +326,9 @@ def test_damaged_token_pairs_are_named_and_the_run_is_kept(
 FULL_DISK = """
 import json, os, sys
 from pathlib import Path
-from transformer_lib.recipes import Recipe
+from transformer_lib.runs import Recipe
 from transformer_lib.runs import Run
-from transformer_lib.trainer import train
+from transformer_lib.runs import train
 
 long, short, data, folder = json.loads(sys.argv[1])
 run = Path(folder) / "run"
@@ -389,8 +382,8 @@ def test_full_disk(corpus, data_dir, whole, tmp_path):
 
 SHARED = """
 import json, os, sys
-from transformer_lib import trainer
-from transformer_lib.recipes import Recipe
+from transformer_lib.runs import trainer
+from transformer_lib.runs import Recipe
 
 settings, data, folder = json.loads(sys.argv[1])
 recipe = Recipe(**settings)

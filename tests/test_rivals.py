@@ -13,9 +13,8 @@ from torch import nn
 
 from transformer_lib.batches import make_batch, tokenize_pairs
 from transformer_lib.complexity import Convolutional, Recurrent
-from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora import grammar_split, load_corpus
 from transformer_lib.decoding import FullSteps, greedy_search
-from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import build_optimizer
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import BatchLoss, update, validation_loss

@@ -17,13 +17,12 @@ import small_runs
 import torch
 from small_runs import FEW, tiny
 
-from transformer_lib import checkpoints, files, runs, trainer
-from transformer_lib.checkpoints import Progress
+from transformer_lib import files
 from transformer_lib.command_line import main
 from transformer_lib.corpora import Corpus
 from transformer_lib.exercises.runs import check_average, check_best_step
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run
+from transformer_lib.runs import Progress, Recipe, Run, checkpoints, trainer
+from transformer_lib.runs import folder as runs
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Fixtures that more than one file uses.

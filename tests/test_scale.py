@@ -19,14 +19,14 @@ import matplotlib
 import pytest
 import torch
 
-from transformer_lib import ablations, bugs, corpora, evaluation, recipes, runs
+from transformer_lib import ablations, bugs, evaluation
 from transformer_lib import translator as translator_module
 from transformer_lib.ablations import _ablate_side_by_side
-from transformer_lib.grammar import grammar_split
-from transformer_lib.prepared import prepare
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import Run
-from transformer_lib.trainer import train
+from transformer_lib.batches import prepare
+from transformer_lib.corpora import grammar_split
+from transformer_lib.corpora import known as corpora
+from transformer_lib.runs import Recipe, Run, recipes, train
+from transformer_lib.runs import folder as runs
 from transformer_lib.transformer import by_scale, seconds_allowed
 from transformer_lib.translator import Translator
 
@@ -322,7 +322,7 @@ def test_an_error_in_a_row_is_told(tmp_path):
 
 
 def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, tmp_path, capsys):
-    from transformer_lib import parsing
+    from transformer_lib.parsing import parser as parsing
 
     chosen = tiny(corpus="toy+chunks", max_pairs=None, max_length=60, max_steps=9_000)
     chosen = partial(replace, chosen)

@@ -13,7 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from transformer_lib import hello
 from transformer_lib.figures.hello import attention_figure, read_weights
-from transformer_lib.runs import _find_pretrained, load_pretrained, read_evidence
+from transformer_lib.runs import load_pretrained, read_evidence
+from transformer_lib.runs.folder import _find_pretrained
 
 AGAIN = "run experiments/sentence.py again"
 

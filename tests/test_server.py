@@ -181,7 +181,7 @@ BODY = b'{"text": "ab"}'
 SLOW = """\
 import os, sys, time
 from transformer_lib import command_line, server
-import transformer_lib.ctranslate2_export as engine
+import transformer_lib.export.ctranslate2 as engine
 
 class Slow:
     def __init__(self, *_):

@@ -9,11 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib import speculative
 from transformer_lib.batches import pad
-from transformer_lib.decoding import FullSteps, filter_logits, greedy_decode
+from transformer_lib.decoding import (
+    FullSteps,
+    filter_logits,
+    greedy_decode,
+    speculative,
+    speculative_decode,
+)
+from transformer_lib.decoding.speculative import _Chain, _speculate
 from transformer_lib.runs import load_pretrained
-from transformer_lib.speculative import _Chain, _speculate, speculative_decode
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -179,7 +184,7 @@ def test_logits_that_are_no_numbers(model, sample):
 def test_hugging_faces_assisted_generation_writes_the_same():
     """Theirs with both models as Marian, ours, and greedy decoding."""
     pytest.importorskip("transformers")
-    from transformer_lib.marian import to_marian
+    from transformer_lib.export import to_marian
 
     large = made(3, 40, 32)
     draft = shaken(large, 0.3)

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_lib import speed
-from transformer_lib.batches import TokenPairs, _flatten, make_batch
+from transformer_lib.batches import TokenPairs, make_batch
+from transformer_lib.batches.plan import _flatten
 from transformer_lib.exercises.speed import (
     check_int8_product,
     check_overall,

@@ -12,8 +12,7 @@ import zipfile
 
 import pytest
 
-from transformer_lib.downloads import CorpusUnavailable
-from transformer_lib.text_files import open_text, text_lines
+from transformer_lib.corpora import CorpusUnavailable, open_text, text_lines
 
 TEXT = "Guten Morgen.\nそうですか。\nکتاب‌های\n"
 LINES = [line.encode() for line in TEXT.splitlines()]
@@ -57,7 +56,7 @@ def test_a_zip_needs_no_name_if_it_holds_one_text(tmp_path):
     assert list(text_lines(path)) == list(text_lines(path / "a.txt")) == LINES
     with open(path, "rb") as file:
         assert list(text_lines(file, "standard input")) == LINES
-    code = ("import sys; from transformer_lib.text_files import text_lines; "
+    code = ("import sys; from transformer_lib.corpora.text_files import text_lines; "
             "print(list(text_lines(sys.stdin.buffer, 'stdin')))")  # fmt: skip
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, input=path.read_bytes(), capture_output=True)

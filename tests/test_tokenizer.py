@@ -11,14 +11,13 @@ from fetched import leftovers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora import grammar_split, load_corpus
 from transformer_lib.exercises.tokenizer import (
     check_count_pairs,
     check_cut,
     check_spell,
     check_unknown_share,
 )
-from transformer_lib.grammar import grammar_split
 from transformer_lib.tokenizer import (
     BOS,
     EOS,

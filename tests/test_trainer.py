@@ -16,11 +16,10 @@ import small_runs
 import torch
 from small_runs import FEW, SMALL, tiny
 
-from transformer_lib import trainer, training
-from transformer_lib.batches import TokenPairs, batches, tokenize_pairs
-from transformer_lib.checkpoints import Progress
+from transformer_lib import training
+from transformer_lib.batches import Prepared, TokenPairs, batches, tokenize_pairs
 from transformer_lib.objective import noam_lr
-from transformer_lib.prepared import Prepared
+from transformer_lib.runs import Progress, trainer
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import Update, fit
 from transformer_lib.transformer import (

@@ -18,12 +18,18 @@ from hypothesis import strategies as st
 from small_runs import FEW, SMALL, VOCABULARY
 
 from transformer_lib import training
-from transformer_lib.batches import TokenPairs, _flatten, make_batch, pack
+from transformer_lib.batches import TokenPairs, make_batch, pack
+from transformer_lib.batches.plan import _flatten
 from transformer_lib.decoding import force_score
 from transformer_lib.evaluation import perplexity
 from transformer_lib.exercises.training import check_mean_loss
-from transformer_lib.heads import effect_of_words, most_attended, weigh_heads
-from transformer_lib.looking_inside import attention_weights, look
+from transformer_lib.looking_inside import (
+    attention_weights,
+    effect_of_words,
+    look,
+    most_attended,
+    weigh_heads,
+)
 from transformer_lib.objective import build_optimizer
 from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.training import (

@@ -11,11 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib.corpora import Corpus
+from transformer_lib.corpora import Corpus, grammar_split
 from transformer_lib.decoding import Hypothesis, beam_search, greedy_decode
 from transformer_lib.evaluation import evaluate, sacre_bleu
 from transformer_lib.fine_tuning import add_pieces
-from transformer_lib.grammar import grammar_split
 from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import (

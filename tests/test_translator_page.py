@@ -14,7 +14,7 @@ from conftest import UNSEEN
 from looks import BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 from test_live_pages import LIGHT_PAGE, Reader
 
-from transformer_lib.onnx_export import _rounded_to_8_bits
+from transformer_lib.export.onnx import _rounded_to_8_bits
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import fold_text
 from transformer_lib.translator import (

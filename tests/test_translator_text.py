@@ -12,9 +12,9 @@ from test_fresh_split import distance, words
 from test_queue import whole_and_parts
 from translator_text import divided, fresh_of, ready, vocabulary
 
+from transformer_lib.batches import Prepared
 from transformer_lib.corpora import load_corpus
-from transformer_lib.prepared import Prepared
-from transformer_lib.recipes import Recipe
+from transformer_lib.runs import Recipe
 from transformer_lib.tokenizer import fold_text
 
 STRANGERS = [

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from made_trees import TREES, tree
 
-from transformer_lib.tree_tokens import (
+from transformer_lib.parsing import clean_tree, linearize
+from transformer_lib.parsing.tree_tokens import (
     _brackets_of_slots,
     _source_text,
     _source_word,
@@ -11,10 +12,6 @@ from transformer_lib.tree_tokens import (
     _tree_slots,
     _word_shape,
     _word_slots,
-)
-from transformer_lib.trees import (
-    clean_tree,
-    linearize,
 )
 
 SOME = settings(max_examples=60, deadline=None)

@@ -9,24 +9,21 @@ import warnings
 import pytest
 from made_trees import WSJ_FILE, tree
 
-from transformer_lib import treebanks
-from transformer_lib.downloads import CorpusUnavailable, Source, _local_copies
-from transformer_lib.tree_tokens import (
-    _chunks,
-    _tree_pair,
-)
-from transformer_lib.treebanks import load_trees
-from transformer_lib.trees import (
-    _BRACKETS,
+from transformer_lib.corpora import CorpusUnavailable, Source
+from transformer_lib.corpora.downloads import _local_copies
+from transformer_lib.parsing import (
     BracketScore,
     Tree,
     TreeError,
-    _fault,
     clean_tree,
     linearize,
+    load_trees,
     read_trees,
     repair,
+    treebanks,
 )
+from transformer_lib.parsing.tree_tokens import _chunks, _tree_pair
+from transformer_lib.parsing.trees import _BRACKETS, _fault
 
 SMALL = "(S (NP (DT The) (NN dog)) (VP (VBD saw) (NP (PRP it))) (. .))"
 

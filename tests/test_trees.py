@@ -7,19 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_trees import LEAVES, TREES, tree
 
-from transformer_lib.tree_tokens import _CLOSING, _OPENING
-from transformer_lib.trees import (
+from transformer_lib.parsing import (
     BracketScore,
     Tree,
     TreeError,
-    _fault,
-    _is_bracket,
-    _plain_label,
     clean_tree,
     linearize,
     read_trees,
     repair,
 )
+from transformer_lib.parsing.tree_tokens import _CLOSING, _OPENING
+from transformer_lib.parsing.trees import _fault, _is_bracket, _plain_label
 
 SOME = settings(max_examples=60, deadline=None)
 

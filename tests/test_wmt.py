@@ -26,19 +26,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib import wmt
-from transformer_lib.corpora import CleaningReport
+from transformer_lib.corpora import CleaningReport, CorpusUnavailable, grammar_split
+from transformer_lib.corpora.downloads import _download, _Part
 from transformer_lib.decoding import beam_search
-from transformer_lib.downloads import CorpusUnavailable, _download, _Part
 from transformer_lib.exercises.wmt import (
     check_attention_flops,
     check_cost,
     check_share_out,
 )
 from transformer_lib.figures.wmt import cost_figure
-from transformer_lib.grammar import grammar_split
 from transformer_lib.objective import label_smoothed_cross_entropy
-from transformer_lib.recipes import Recipe
-from transformer_lib.runs import read_evidence
+from transformer_lib.runs import Recipe, read_evidence
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import Translator
 

@@ -26,12 +26,12 @@ _HOME = {
     "TransformerConfig": "transformer",
     "Tokenizer": "tokenizer",
     "load_corpus": "corpora",
-    "prepare": "prepared",
+    "prepare": "batches",
     "label_smoothed_cross_entropy": "objective",
     "noam_lr": "objective",
-    "Recipe": "recipes",
-    "train": "trainer",
-    "average_checkpoints": "checkpoints",
+    "Recipe": "runs",
+    "train": "runs",
+    "average_checkpoints": "runs",
     "load_pretrained": "runs",
     "Run": "runs",
     "greedy_decode": "decoding",
@@ -46,7 +46,7 @@ _HOME = {
 
 if TYPE_CHECKING:  # what a type checker reads; `as` says that a name is handed on
     from .attention import scaled_dot_product_attention as scaled_dot_product_attention
-    from .checkpoints import average_checkpoints as average_checkpoints
+    from .runs import average_checkpoints as average_checkpoints
     from .corpora import load_corpus as load_corpus
     from .decoder import Decoder as Decoder
     from .decoder import DecoderLayer as DecoderLayer
@@ -66,12 +66,12 @@ if TYPE_CHECKING:  # what a type checker reads; `as` says that a name is handed 
     from .objective import noam_lr as noam_lr
     from .positions import LearnedPositions as LearnedPositions
     from .positions import sinusoidal_positions as sinusoidal_positions
-    from .prepared import prepare as prepare
-    from .recipes import Recipe as Recipe
+    from .batches import prepare as prepare
+    from .runs import Recipe as Recipe
     from .runs import Run as Run
     from .runs import load_pretrained as load_pretrained
     from .tokenizer import Tokenizer as Tokenizer
-    from .trainer import train as train
+    from .runs import train as train
     from .transformer import Transformer as Transformer
     from .transformer import TransformerConfig as TransformerConfig
     from .translator import Translator as Translator

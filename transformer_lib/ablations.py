@@ -19,17 +19,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from .batches import TokenPairs, _flatten, tokenize_pairs
-from .checkpoints import _write_json
+from .batches import Prepared, TokenPairs, prepare, tokenize_pairs
+from .batches.plan import _flatten
+from .batches.prepared import _within
 from .corpora import load_corpus
 from .evaluation import chrf, perplexity, sacre_bleu
 from .files import claimed
 from .multihead import _head_widths
-from .prepared import Prepared, _within, prepare
-from .recipes import Recipe
-from .runs import Run
+from .runs import Recipe, Run, train
+from .runs.checkpoints import _write_json
 from .tokenizer import fold_text
-from .trainer import train
 from .training import validation_loss
 from .transformer import TransformerConfig
 from .translator import Translator

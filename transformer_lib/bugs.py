@@ -20,17 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import fused_attention, scaled_dot_product_attention
-from .batches import Batch, TokenPairs, _flatten, make_batch, pad
-from .checkpoints import _save_tensors, average_checkpoints
+from .batches import Batch, TokenPairs, make_batch, pad
+from .batches.plan import _flatten
+from .corpora import text_lines
 from .decoder import causal_mask, padding_mask
-from transformer_lib.decoding import (
-    CachedSteps,
-    FullSteps,
-    _among_best,
-    _continuations,
-    _reorder,
-    search,
-)
+from .decoding import CachedSteps, FullSteps, search
+from .decoding.strategies import _among_best, _continuations, _reorder
 from .encoder import layer_norm
 from .evaluation import _tokens_of, sacre_bleu
 from .multihead import MultiHeadAttention, merge_heads, split_heads
@@ -40,7 +35,8 @@ from transformer_lib.objective import (
     noam_lr,
 )
 from .positions import sinusoidal_positions
-from .text_files import text_lines
+from .runs import average_checkpoints
+from .runs.checkpoints import _save_tensors
 from .tokenizer import BOS, EOS, PAD, train_bpe
 from .training import update
 from .transformer import Transformer, TransformerConfig

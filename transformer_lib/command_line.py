@@ -144,7 +144,7 @@ def _say(message) -> None:
 # %% ../notebooks/18_command_line.ipynb #47333237
 def _run_prepare(asked: argparse.Namespace) -> None:
     """Tokenize a corpus and write it to a folder."""
-    from transformer_lib.prepared import prepare
+    from transformer_lib.batches import prepare
 
     tokenizer = None
     if asked.start_from:
@@ -242,8 +242,8 @@ def _recipe_asked(asked: argparse.Namespace):
     Raises:
         ValueError: If a setting cannot be.
     """
-    from transformer_lib.prepared import Prepared
-    from transformer_lib.recipes import Recipe
+    from transformer_lib.batches import Prepared
+    from transformer_lib.runs import Recipe
 
     if not asked.recipe:
         raise ValueError("which recipe? Name one, or a model to go on from: --from.")
@@ -270,7 +270,7 @@ def _recipe_asked(asked: argparse.Namespace):
 # %% ../notebooks/18_command_line.ipynb #080f9022
 def _run_train(asked: argparse.Namespace) -> None:
     """Train a recipe, or resume a run that was interrupted."""
-    from transformer_lib.trainer import train
+    from transformer_lib.runs import train
 
     if asked.start_from:
         asked.recipe = asked.recipe or "fine-tune"
@@ -288,14 +288,13 @@ def _run_train(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #033fd683
 def _run_average(asked: argparse.Namespace) -> None:
     """Average the last checkpoints of a run into a folder of their own."""
-    from transformer_lib.checkpoints import (
+    from transformer_lib.files import _ensure_writable
+    from transformer_lib.runs import Run, average_checkpoints
+    from transformer_lib.runs.checkpoints import (
         _checkpoint_files,
         _load_weights,
         _step_of,
-        average_checkpoints,
     )
-    from transformer_lib.files import _ensure_writable
-    from transformer_lib.runs import Run
 
     out = asked.out or asked.run / "averaged"
     _ensure_writable(out, folder=True)
@@ -315,7 +314,7 @@ def _lines_of(files: Iterable[Path]) -> Iterator[str]:
         ValueError: If standard input is closed.
         CorpusUnavailable: If something cannot be read, or is no text.
     """
-    from transformer_lib.formats import side_lines
+    from transformer_lib.corpora import side_lines
 
     for path in map(str, list(files) or ["-"]):
         name = "standard input" if path == "-" else path
@@ -400,7 +399,7 @@ def _run_evaluate(asked: argparse.Namespace) -> None:
     _print_left_out(corpus)
     print(_report(record))
     if asked.json:
-        from transformer_lib.checkpoints import _write_json
+        from transformer_lib.runs.checkpoints import _write_json
 
         _write_json(asked.json, record)
 
@@ -430,8 +429,8 @@ def _report(record: dict) -> str:
 def _run_ablate(asked: argparse.Namespace) -> None:
     """Run rows of the paper's Table 3, and print them beside the paper's."""
     from transformer_lib.ablations import _ROWS, _table_text, ablate, table
-    from transformer_lib.checkpoints import _write_json
     from transformer_lib.files import _ensure_writable
+    from transformer_lib.runs.checkpoints import _write_json
 
     _ensure_writable(asked.out, folder=True)
     if asked.record:
@@ -447,7 +446,8 @@ def _run_ablate(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #6724b595
 def _run_export(asked: argparse.Namespace) -> None:
     """Write a model for other programs, and prove that each says the same."""
-    from transformer_lib.export import _EXPORTS, export_model, prove
+    from transformer_lib.export import export_model, prove
+    from transformer_lib.export.exporter import _EXPORTS
     from transformer_lib.files import _ensure_writable
     from transformer_lib.runs import load_pretrained
 
@@ -477,8 +477,7 @@ def _unseen(about: dict, count: int = 40) -> tuple[str, list[str]]:
 
     Where they are unavailable, those of the embedded grammar.
     """
-    from transformer_lib.corpora import load_corpus
-    from transformer_lib.downloads import CorpusUnavailable
+    from transformer_lib.corpora import CorpusUnavailable, load_corpus
 
     for name in (about.get("recipe", {}).get("corpus"), "grammar-en-de"):
         try:
@@ -509,8 +508,8 @@ def _run_serve(asked: argparse.Namespace) -> None:
     what has begun.
     """
     _needs("ctranslate2")
-    from transformer_lib.ctranslate2_export import CTranslate2Model
-    from transformer_lib.decoding import _check_search
+    from transformer_lib.decoding.strategies import _check_search
+    from transformer_lib.export import CTranslate2Model
     from transformer_lib.server import translation_server
 
     _check_search(asked.beam_size, alpha=0.6)
@@ -610,7 +609,7 @@ def _check_disk() -> tuple:
 
 def _check_corpora() -> tuple:
     """Which corpora are found without the network."""
-    from transformer_lib.downloads import _cache_folder
+    from transformer_lib.corpora.downloads import _cache_folder
 
     folder = _cache_folder()
     known = sorted(p.name for p in folder.glob("*") if p.is_file())

@@ -22,11 +22,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .batches import Batch, TokenPairs, make_batch, pad, tokenize_pairs
-from .checkpoints import Progress, _load_tensors
-from .corpora import load_corpus
+from transformer_lib.batches import (
+    Batch,
+    Prepared,
+    TokenPairs,
+    make_batch,
+    pad,
+    tokenize_pairs,
+)
+from .corpora import CorpusUnavailable, load_corpus
 from .decoding import greedy_decode
-from .downloads import CorpusUnavailable
 from .encoder import _mean_cosines
 from transformer_lib.evaluation import (
     _check_corpus,
@@ -35,15 +40,9 @@ from transformer_lib.evaluation import (
     chrf,
     sacre_bleu,
 )
-from .prepared import Prepared
-from .recipes import Recipe
-from transformer_lib.runs import (
-    Run,
-    _find_pretrained,
-    _newest_progress,
-    load_pretrained,
-    read_evidence,
-)
+from .runs import Progress, Recipe, Run, load_pretrained, read_evidence
+from .runs.checkpoints import _load_tensors
+from .runs.folder import _find_pretrained, _newest_progress
 from .tokenizer import BOS, EOS, PAD, fold_text
 from .training import PRECISIONS
 from .transformer import evaluating

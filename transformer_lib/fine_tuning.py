@@ -17,8 +17,7 @@ from pathlib import Path
 
 import torch
 
-from .recipes import Recipe
-from .runs import load_pretrained
+from .runs import Recipe, load_pretrained
 from .tokenizer import Tokenizer, merge_pair, pairs_in
 from .transformer import Transformer
 

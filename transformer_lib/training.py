@@ -24,14 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_lib.batches import (
-    Batch,
-    Packed,
-    TokenPairs,
-    _check_padding,
-    batches,
-    pad,
-)
+from .batches import Batch, Packed, TokenPairs, batches, pad
+from .batches.plan import _check_padding
 from .decoder import causal_mask
 from transformer_lib.objective import (
     build_optimizer,

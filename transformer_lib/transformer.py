@@ -257,7 +257,7 @@ class Transformer(Embeddings):
     def from_pretrained(
         cls, name_or_folder: str | Path = "tatoeba-en-de", device: str | None = None
     ) -> "Transformer":
-        """A trained model: :func:`transformer_lib.runs.load_pretrained` without more."""
+        """The model alone of :func:`~transformer_lib.runs.folder.load_pretrained`."""
         from transformer_lib.runs import load_pretrained
 
         return load_pretrained(name_or_folder, device)[0]
@@ -269,7 +269,7 @@ class Transformer(Embeddings):
         half: bool = True,
         about: dict | None = None,
     ) -> Path:
-        """Write it for from_pretrained: :func:`transformer_lib.runs.save_model`."""
+        """Write it for from_pretrained: :func:`~transformer_lib.runs.folder.save_model`."""
         from transformer_lib.runs import save_model
 
         return save_model(self, folder, tokenizer, half, about)
@@ -287,7 +287,7 @@ class Transformer(Embeddings):
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> list[list[int]]:
-        """Translate ids: :func:`transformer_lib.decoding.generate`."""
+        """Translate ids: :func:`~transformer_lib.decoding.strategies.generate`."""
         from transformer_lib.decoding import generate
 
         return generate(

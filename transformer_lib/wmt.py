@@ -22,20 +22,25 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .checkpoints import _write_json
-from .corpora import CleaningReport, _clean, load_corpus
-from transformer_lib.downloads import (
-    _DAMAGE,
+from .batches import Prepared, prepare
+from .batches.prepared import _pieces_of
+from transformer_lib.corpora import (
+    CleaningReport,
     CorpusUnavailable,
     Source,
+    load_corpus,
+    split_lines,
+)
+from transformer_lib.corpora.downloads import (
+    _DAMAGE,
     _cache_folder,
     _fetch_file,
     _local_copies,
 )
+from .corpora.known import _clean
 from .files import whole_file
-from .prepared import Prepared, _pieces_of, prepare
 from .runs import read_evidence
-from .text_files import split_lines
+from .runs.checkpoints import _write_json
 from .transformer import TransformerConfig
 
 # %% ../notebooks/24_wmt.ipynb #d9272c85

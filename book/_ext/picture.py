@@ -64,14 +64,9 @@ def facts() -> dict:
     """All that the picture says and that is not words."""
     import torch
 
-    from transformer_lib import (
-        decoding,
-        evaluation,
-        objective,
-        runs,
-        transformer,
-        translator,
-    )
+    from transformer_lib import evaluation, objective, transformer, translator
+    from transformer_lib.decoding import strategies as decoding
+    from transformer_lib.runs import folder as runs
 
     config = transformer.TransformerConfig.base(VOCABULARY)
     small, tokenizer, _ = runs.load_pretrained("tatoeba-en-de")

@@ -55,7 +55,7 @@ def export_model(static: Path) -> str:
     logger.info("exporting the model for the page that translates")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    from transformer_lib.onnx_export import _export_onnx
+    from transformer_lib.export.onnx import _export_onnx
     from transformer_lib.runs import load_pretrained
 
     note.unlink(missing_ok=True)

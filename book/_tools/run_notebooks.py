@@ -110,9 +110,22 @@ def front_door() -> dict[str, str]:
     return {}
 
 
+@functools.cache
+def rooms_of(package: str) -> dict[str, str]:
+    """Which room of a package each name at its door is taken from."""
+    stub = LIBRARY / package / "__init__.pyi"
+    body = ast.parse(stub.read_text("utf-8")).body if stub.exists() else []
+    return {alias.name: node.module for node in body for alias in node.names}
+
+
 def module_file(name: str) -> Path | None:
     """The file of a dotted name below transformer_lib, if it is, or is in, one."""
-    stem = LIBRARY / front_door().get(name, name).replace(".", "/")
+    if name in front_door():
+        name = f"{front_door()[name]}.{name}"
+    package, _, last = name.rpartition(".")
+    if last in rooms_of(package):
+        name = f"{package}.{rooms_of(package)[last]}"
+    stem = LIBRARY / name.replace(".", "/")
     for path in (stem.with_suffix(".py"), stem / "__init__.py"):
         if path.exists():
             return path
@@ -164,7 +177,7 @@ def corpora_of(notebook) -> str:
 
     Empty where it imports nothing that reads corpora.
     """
-    if LIBRARY / "downloads.py" not in library_closure(code_cells(notebook)):
+    if LIBRARY / "corpora/downloads.py" not in library_closure(code_cells(notebook)):
         return ""
     mirror = os.environ.get("TRANSFORMER_LIB_MIRROR", "")
     cache = os.environ.get("TRANSFORMER_LIB_CACHE", "")

@@ -10,7 +10,8 @@ __all__ = ['check_shift', 'check_padding', 'check_my_plan', 'check_shape', 'chec
 # %% ../../notebooks/10_batches.ipynb #872c5b2c
 import numpy as np
 
-from ..batches import TokenPairs, _flatten, plan_batches
+from ..batches import TokenPairs, plan_batches
+from ..batches.plan import _flatten
 from .check import exercise_check, expect
 from ..tokenizer import BOS, EOS
 

@@ -14,14 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_lib.decoding import (
-    CachedSteps,
-    _among_best,
-    _continuations,
-    length_penalty,
-    output_limits,
-    search,
-)
+from ..decoding import CachedSteps, length_penalty, output_limits, search
+from ..decoding.strategies import _among_best, _continuations
 from .frame import InteractiveFigure
 from ..tokenizer import BOS, EOS
 from ..transformer import Transformer, evaluating

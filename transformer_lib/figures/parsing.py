@@ -10,7 +10,8 @@ __all__ = ['draw_tree']
 # %% ../../notebooks/26_parsing.ipynb #ae1706dc
 from itertools import accumulate
 
-from ..trees import _OUTERMOST, Tree
+from ..parsing import Tree
+from ..parsing.trees import _OUTERMOST
 
 # %% ../../notebooks/26_parsing.ipynb #9174d89d
 def draw_tree(tree: Tree, ax, size: float = 9.0) -> None:

@@ -1,0 +1,16 @@
+from .augment import Pair as Pair
+from .augment import PairText as PairText
+from .augment import vary_pairs as vary_pairs
+from .plan import TokenPairs as TokenPairs
+from .plan import tokenize_pairs as tokenize_pairs
+from .plan import Batch as Batch
+from .plan import pad as pad
+from .plan import make_batch as make_batch
+from .plan import plan_batches as plan_batches
+from .plan import batches as batches
+from .plan import Packed as Packed
+from .plan import pack as pack
+from .prepared import Prepared as Prepared
+from .prepared import prepare as prepare
+from .prepared import whole_folder as whole_folder
+from .prepared import sweep_part as sweep_part

@@ -1,0 +1,14 @@
+from .speculative import speculative_decode as speculative_decode
+from .strategies import output_limits as output_limits
+from .strategies import FullSteps as FullSteps
+from .strategies import greedy_search as greedy_search
+from .strategies import CachedSteps as CachedSteps
+from .strategies import greedy_decode as greedy_decode
+from .strategies import length_penalty as length_penalty
+from .strategies import Hypothesis as Hypothesis
+from .strategies import search as search
+from .strategies import beam_search as beam_search
+from .strategies import force_score as force_score
+from .strategies import decode_rows as decode_rows
+from .strategies import filter_logits as filter_logits
+from .strategies import generate as generate

@@ -1,0 +1,13 @@
+from .models import MEMBERS as MEMBERS
+from .models import FamilyConfig as FamilyConfig
+from .models import rotate as rotate
+from .models import GroupedAttention as GroupedAttention
+from .models import MixtureOfExperts as MixtureOfExperts
+from .models import OneStack as OneStack
+from .models import build_model as build_model
+from .models import StackSteps as StackSteps
+from .models import sample as sample
+from .models import ImageClassifier as ImageClassifier
+from .pretraining import mask_tokens as mask_tokens
+from .pretraining import cut_spans as cut_spans
+from .pretraining import fill_spans as fill_spans

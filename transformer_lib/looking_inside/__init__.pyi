@@ -1,0 +1,11 @@
+from .heads import most_attended as most_attended
+from .heads import altered as altered
+from .heads import weigh_heads as weigh_heads
+from .heads import record_heads as record_heads
+from .heads import effect_of_words as effect_of_words
+from .weights import watching as watching
+from .weights import attention_weights as attention_weights
+from .weights import AttentionMaps as AttentionMaps
+from .weights import look as look
+from .weights import alignment_error_rate as alignment_error_rate
+from .weights import head_statistics as head_statistics

@@ -1,0 +1,16 @@
+from .labelling import Labeller as Labeller
+from .labelling import LabelTask as LabelTask
+from .parser import train_parser as train_parser
+from .parser import Parse as Parse
+from .parser import parse as parse
+from .parser import evaluate_parser as evaluate_parser
+from .tree_tokens import train_tree_tokenizer as train_tree_tokenizer
+from .treebanks import Treebank as Treebank
+from .treebanks import load_trees as load_trees
+from .trees import Tree as Tree
+from .trees import TreeError as TreeError
+from .trees import read_trees as read_trees
+from .trees import clean_tree as clean_tree
+from .trees import linearize as linearize
+from .trees import repair as repair
+from .trees import BracketScore as BracketScore
