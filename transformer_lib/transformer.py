@@ -269,7 +269,7 @@ class Transformer(Embeddings):
         half: bool = True,
         about: dict | None = None,
     ) -> Path:
-        """Write it for from_pretrained: :func:`~transformer_lib.runs.folder.save_model`."""
+        """Write it to a folder: :func:`~transformer_lib.runs.folder.save_model`."""
         from transformer_lib.runs import save_model
 
         return save_model(self, folder, tokenizer, half, about)
