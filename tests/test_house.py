@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from built import documents
 from conftest import LONGEST
+from doors import taken
 
 import transformer_lib
 
@@ -62,39 +63,14 @@ def public(path):
     return []
 
 
-def module_of(name):
-    """The module that a dotted name is, or is taken from; "" where it is not ours."""
-    if name in transformer_lib._HOME:
-        name = f"{transformer_lib._HOME[name]}.{name}"
-    door, _, last = name.rpartition(".")
-    if name in MODULES or not door:
-        return name if name in MODULES else ""
-    stub = LIBRARY / door / "__init__.pyi"
-    for node in tree(stub).body if stub.exists() else ():
-        if last in (alias.name for alias in node.names):
-            return f"{door}.{node.module}"
-    return module_of(door)
-
-
-def taken(path):
-    """What a module imports anywhere in it: other modules, and their names."""
-    package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else ()
-            module = ".".join([*above, *filter(None, [node.module])])
-            inside = re.sub(r"^transformer_lib\.?", "", module)
-            for alias in node.names:
-                name = f"{inside}.{alias.name}".lstrip(".")
-                ours = inside != module and module_of(name)
-                yield (ours or module), alias.name
+def names_of(path):
+    """What a module imports anywhere in it: other modules, and names of theirs."""
+    return taken(path.read_text("utf-8"), ".".join(path.relative_to(ROOT).parent.parts))
 
 
 def imported(path):
     """Modules that a module imports anywhere in it, those of the library without it."""
-    return {module for module, _ in taken(path)}
+    return {module for module, _ in names_of(path)}
 
 
 def defined(path):
@@ -144,7 +120,7 @@ def test_underscore_names_stay_in_their_chapter():
     """What others use is public. The number may only become smaller."""
     numbers, crossing = chapters(), []
     for name, path in MODULES.items():
-        for other, what in taken(path):
+        for other, what in names_of(path):
             private = what.startswith("_") or "._" in other
             if private and other in numbers and numbers[other] != numbers[name]:
                 crossing.append(f"{name} takes {what} of {other}")

@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from doors import taken
 from release import tag
-from test_house import METHODS, module_of
+from test_house import METHODS
 
 ROOT = Path(__file__).parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -340,29 +341,14 @@ def exported_modules():
     return home
 
 
-def imports(source):
-    """Dotted names below transformer_lib that a cell imports."""
-    code = re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.M)
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "absolute imports, please"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            if name.startswith("transformer_lib."):
-                yield name.removeprefix("transformer_lib.")
-
-
 @each_chapter
 def test_import_arrows_run_downward(path):
     if path.stem.endswith("command_line"):
         return  # thin over all of the library; tests/test_house.py knows it too
     home = exported_modules()
     for cell in cells(path, "code"):
-        found = {module_of(name) for name in imports(cell["source"])} - {""}
+        code = re.sub(r"^(\s*)[%!].*$", r"\1pass", cell["source"], flags=re.M)
+        found = {module for module, _ in taken(code)} & set(home)
         for module in found - METHODS.get(path.stem[3:], set()):
             assert home[module] <= number(path), (
                 f"{path.stem} imports {module}, which a later chapter builds"

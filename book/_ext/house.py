@@ -8,8 +8,8 @@ picture is that of today's code.
 
 from __future__ import annotations
 
-import ast
 import re
+import sys
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -19,6 +19,9 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "book" / "_tools"))
+from doors import taken  # noqa: E402
+
 LIBRARY = ROOT / "transformer_lib"
 UNDER = ("figures", "exercises")  # what draws, and what checks exercises
 WRITTEN = re.compile(r"# %% \S*notebooks/(?:under_the_hood/)?(\d\d)_\w+\.ipynb")
@@ -30,27 +33,6 @@ def module_of(path: Path) -> str:
     return name.removesuffix(".__init__")
 
 
-def imports(path: Path, known: set[str]) -> set[str]:
-    """The modules of the library that one imports, wherever in it."""
-    package = module_of(path).split(".")
-    package = package if path.name == "__init__.py" else package[:-1]
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                up = package[: len(package) - node.level + 1]
-                base = ".".join(["transformer_lib", *up, *filter(None, [node.module])])
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        inside = (name.removeprefix("transformer_lib.") for name in names)
-        found |= {name for name in inside if name in known}
-    return found - {module_of(path)}
-
-
 @cache
 def rooms() -> dict[str, tuple[str, frozenset[str]]]:
     """Each room with the number of its chapter, and the rooms that it uses."""
@@ -59,11 +41,12 @@ def rooms() -> dict[str, tuple[str, frozenset[str]]]:
         written = WRITTEN.search(path.read_text("utf-8"))
         if written and path.relative_to(LIBRARY).parts[0] not in UNDER:
             paths[module_of(path)] = (path, written[1])
-    known = set(paths)
-    return {
-        name: (chapter, frozenset(imports(path, known)))
-        for name, (path, chapter) in paths.items()
-    }
+    found = {}
+    for name, (path, chapter) in paths.items():
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        uses = {module for module, _ in taken(path.read_text("utf-8"), package)}
+        found[name] = (chapter, frozenset(uses & set(paths) - {name}))
+    return found
 
 
 @cache
@@ -96,10 +79,11 @@ def room(name: str, found_docs: set[str]) -> str:
     """One room; what it uses, and what uses it, is lit while it is pointed at."""
     uses = sorted(rooms()[name][1])
     said = f"uses {', '.join(uses)}" if uses else "uses no other room"
-    pages = {f"book/api/{n}" for n in (name, name.replace(".", "/"))} & found_docs
+    door, _, stem = name.partition(".")
     tag, link = "span", ""
-    if pages:
-        tag, link = "a", f' href="{pages.pop().removeprefix("book/")}.html"'
+    if f"book/api/{door}" in found_docs:
+        anchor = stem and f"#{stem.replace('_', '-')}"
+        tag, link = "a", f' href="api/{door}.html{anchor}"'
     return (
         f'<{tag} class="room"{link} data-room="{name}" data-uses="{" ".join(uses)}" '
         f'title="{said}">{name}</{tag}>'

@@ -19,9 +19,7 @@ chapter took are written to _build/timings.json and shown in the book.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -47,6 +45,7 @@ os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 import forked  # noqa: E402
 import installed  # noqa: E402
 import nbformat  # noqa: E402
+from doors import taken  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
@@ -79,69 +78,21 @@ def code_cells(notebook) -> str:
     return "\n\n".join(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", c) for c in cells)
 
 
-def imported_modules(source: str, package: str = "") -> set[str]:
-    """Names below transformer_lib that some source imports, dotted, without it.
-
-    In the library nbdev writes relative imports: package says from where, such as
-    "transformer_lib" or "transformer_lib.exercises".
-    """
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # the run will say so, with its place
-        return set()
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")[: 1 - node.level or None] if node.level else []
-            module = ".".join([*parts, *filter(None, [node.module])])
-            names |= {f"{module}.{alias.name}" for alias in node.names} | {module}
-    prefix = "transformer_lib."
-    return {n.removeprefix(prefix) for n in names if n.startswith(prefix)}
-
-
-@functools.cache
-def front_door() -> dict[str, str]:
-    """Which module each name of transformer_lib/__init__.py is taken from."""
-    for node in ast.parse((LIBRARY / "__init__.py").read_text("utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOME":
-            return ast.literal_eval(node.value)
-    return {}
-
-
-@functools.cache
-def rooms_of(package: str) -> dict[str, str]:
-    """Which room of a package each name at its door is taken from."""
-    stub = LIBRARY / package / "__init__.pyi"
-    body = ast.parse(stub.read_text("utf-8")).body if stub.exists() else []
-    return {alias.name: node.module for node in body for alias in node.names}
-
-
-def module_file(name: str) -> Path | None:
-    """The file of a dotted name below transformer_lib, if it is, or is in, one."""
-    if name in front_door():
-        name = f"{front_door()[name]}.{name}"
-    package, _, last = name.rpartition(".")
-    if last in rooms_of(package):
-        name = f"{package}.{rooms_of(package)[last]}"
-    stem = LIBRARY / name.replace(".", "/")
-    for path in (stem.with_suffix(".py"), stem / "__init__.py"):
-        if path.exists():
-            return path
-    return None
-
-
 def library_closure(source: str) -> dict[Path, str]:
     """The modules that a source imports, and those that they import: file to text."""
     found: dict[Path, str] = {}
-    todo = imported_modules(source)
+    todo = [(source, "transformer_lib")]
     while todo:
-        path = module_file(todo.pop())
-        if path is not None and path not in found:
-            found[path] = path.read_text("utf-8")
-            package = ".".join(path.parent.relative_to(ROOT).parts)
-            todo |= imported_modules(found[path], package)
+        try:
+            modules = {module for module, _ in taken(*todo.pop())}
+        except SyntaxError:  # the run will say so, with its place
+            continue
+        for module in modules:
+            path = LIBRARY / f"{module.replace('.', '/')}.py"
+            if path not in found and path.exists():
+                found[path] = path.read_text("utf-8")
+                package = ".".join(path.parent.relative_to(ROOT).parts)
+                todo.append((found[path], package))
     return found
 
 
