@@ -25,9 +25,9 @@ OVERFLOW = """() => {
   return out.length ? out.slice(0, 5) : ['wider than the window'];
 }"""
 # All that moves or fades has come to its end.
-AT_REST = """async () => { await Promise.allSettled(document.getAnimations()
-  .filter(animation => animation.effect.getComputedTiming().endTime < Infinity)
-  .map(animation => animation.finished)) }"""
+AT_REST = """() => document.getAnimations().forEach(animation => {
+  const endless = animation.effect.getComputedTiming().endTime === Infinity
+  endless ? animation.cancel() : animation.finish() })"""
 BROKEN = """() => [...document.images].filter(i => i.complete && !i.naturalWidth
   && i.loading !== 'lazy').map(i => i.src.slice(0, 80))"""
 
