@@ -1,0 +1,17 @@
+from .checkpoints import DamagedFile as DamagedFile
+from .checkpoints import Progress as Progress
+from .checkpoints import save_checkpoint as save_checkpoint
+from .checkpoints import load_checkpoint as load_checkpoint
+from .checkpoints import average_checkpoints as average_checkpoints
+from .folder import environment_record as environment_record
+from .folder import Run as Run
+from .folder import load_pretrained as load_pretrained
+from .folder import save_model as save_model
+from .folder import runs_folder as runs_folder
+from .folder import read_evidence as read_evidence
+from .folder import recorded_outputs as recorded_outputs
+from .recipes import Recipe as Recipe
+from .trainer import train as train
+from .trainer import EarlyStopping as EarlyStopping
+from .trainer import TensorBoard as TensorBoard
+from .trainer import WeightsAndBiases as WeightsAndBiases
