@@ -237,36 +237,6 @@ def test_chunks_equal_torchs_loss(N, rows, epsilon, seed):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-@given(st.integers(1, 20), st.integers(1, 50), st.sampled_from([0.0, 0.1]),
-       st.sampled_from([0.5, 5.0]), st.integers(0, 99))  # fmt: skip
-@few
-def test_rdrop_equals_torchs_divergences(N, rows, epsilon, alpha, seed):
-    """Value and both gradients, however the rows are cut; kl_div is the oracle."""
-    g = torch.Generator().manual_seed(seed)
-    double = {"dtype": torch.float64, "generator": g, "requires_grad": True}
-    hidden, table = torch.randn(2 * N, 6, **double), torch.randn(11, 6, **double)
-    target = torch.randint(11, (N,), generator=g).repeat_interleave(2)
-    one, two = (hidden @ table.T).log_softmax(-1).unflatten(0, (N, 2)).unbind(1)
-    wanted = F.cross_entropy(hidden @ table.T, target, label_smoothing=epsilon)
-    for p, q in ((one, two), (two, one)):
-        wanted = wanted + alpha / 4 * F.kl_div(
-            p, q, reduction="batchmean", log_target=True
-        )
-    grads = torch.autograd.grad(3 * wanted, (hidden, table))
-    got = chunked_cross_entropy(hidden, table, target, epsilon, rows, alpha)
-    torch.testing.assert_close(got, wanted)
-    ours = torch.autograd.grad(3 * got, (hidden, table))
-    for a, b in zip(ours, grads, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize(("count", "alpha"), [(3, 1.0), (2, -1.0), (2, math.nan)])
-def test_rdrop_refuses(count, alpha):
-    with pytest.raises(ValueError, match=f"rdrop={alpha} with {count} states"):
-        chunked_cross_entropy(torch.ones(count, 3), torch.ones(4, 3),
-                              torch.zeros(count, dtype=int), rdrop=alpha)  # fmt: skip
-
-
 def test_memory_of_chunks_does_not_grow_with_the_logits():
     hidden = torch.randn(512, 8, requires_grad=True)
     table = torch.randn(4000, 8, requires_grad=True)

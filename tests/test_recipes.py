@@ -39,7 +39,6 @@ def test_recipes(tmp_path):
         ({"initial_std": -0.02}, "initial_std=-0.02: must be a number, 0 or more"),
         ({"cooldown": -1}, "cooldown=-1: must be a whole number"),
         ({"renamed": -1}, "renamed=-1: must be a number from 0 to 100"),
-        ({"rdrop": -1}, "rdrop=-1: must be a number, 0 or more"),
         ({"kind": "word"}, "kind='word': must be 'bpe' or 'unigram'"),
         ({"precision": ["float16"]}, "precision=.*'float32' or 'bfloat16'"),
         ({"max_tokens": 128}, "max_tokens=128: a batch must hold the longest pair"),

@@ -371,28 +371,6 @@ def test_the_rate_is_brought_down_at_the_end(train, tmp_path):
     assert got == [rates[1][row["step"] - 1] for row in run.history]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_rdrop_changes_a_run_only_where_something_is_dropped(
-    train, tmp_path, dropout
-):
-    model = SMALL | {"dropout": dropout}
-    losses = [
-        [row["train_loss"] for row in train(recipe, tmp_path / str(i)).history]
-        for i, recipe in enumerate(tiny(model=model, rdrop=a) for a in (0.0, 5.0))
-    ]
-    if not dropout:
-        assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-    else:
-        assert losses[1][0] > losses[0][0] + 0.01
-
-
-def test_a_model_that_rdrop_refuses_claims_no_folder(train, tmp_path):
-    recipe = tiny(model=SMALL | {"output_bias": True}, rdrop=1.0)
-    with pytest.raises(ValueError, match="without a bias"):
-        train(recipe, tmp_path / "run")
-    assert not (tmp_path / "run/recipe.json").exists()
-
-
 def test_copies_with_made_up_names_are_read_in_training():
     text = [("Tom sees Boston.", "Tom sieht Boston."), ("He is here.", "Er ist da.")]
     tokenizer = Tokenizer.train([side for pair in text * 2 for side in pair], 300)

@@ -6,7 +6,6 @@ import json
 import math
 import random
 import types
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -260,34 +259,6 @@ def test_each_switch_trains_as_the_plain_path(
     plain = losses_of(model, pairs, chunk=0, fused=False)
     found = losses_of(model, pairs, **switch)
     assert found == pytest.approx(plain[: len(found)], abs=within)
-
-
-@pytest.mark.parametrize("packed", [0, 40])
-@pytest.mark.parametrize("chunk", [0, 7])
-def test_rdrop_is_the_paper_of_it_on_two_passes(model, pairs, packed, chunk):
-    """Against torch's losses of two passes with the same numbers dropped."""
-    model = Transformer(replace(model.config, dropout=0.3)).train()
-    batch = pack(pairs, range(9), packed) if packed else make_batch(pairs, range(9))
-    real = (batch.tgt_out != 0).flatten().nonzero().squeeze(1)
-    target, plain = batch.tgt_out.flatten()[real], training.BatchLoss(model)
-    torch.manual_seed(0)
-    both = [model.project(plain._states(batch, real)) for _ in "12"]
-    assert not torch.equal(*both)
-    one, two = (x.log_softmax(-1) for x in both)
-    wanted = sum(torch.nn.functional.cross_entropy(x, target, label_smoothing=0.1)
-                 for x in both) / 2  # fmt: skip
-    wanted += 5 / 4 * ((one.exp() - two.exp()) * (one - two)).sum(-1).mean()
-    torch.manual_seed(0)
-    loss = training.BatchLoss(model, chunk, rdrop=5.0)
-    torch.testing.assert_close(loss(batch, real, 0.1), wanted)
-    model.eval()  # one pass: nothing is dropped
-    torch.testing.assert_close(loss(batch, real, 0.1), plain(batch, real, 0.1))
-
-
-def test_rdrop_refuses_a_bias_behind_the_logits(model):
-    biased = Transformer(replace(model.config, output_bias=True))
-    with pytest.raises(ValueError, match="rdrop=1.0: .*without a bias"):
-        training.BatchLoss(biased, rdrop=1.0)
 
 
 @pytest.mark.parametrize(("major", "wanted"), [

@@ -440,7 +440,7 @@ def test_recipes_are_the_papers(size, pair):
     assert recipe.max_tokens * recipe.accumulate == 25_000
     assert recipe.validate_every * SECONDS_A_STEP[size] == 600  # ten minutes
     assert recipe.kind == "bpe" and recipe.name == f"wmt14-{pair}-{size}"
-    off = ("clip", "cooldown", "dropout_after", "joined", "rdrop", "renamed",
+    off = ("clip", "cooldown", "dropout_after", "joined", "renamed",
            "start_from")  # fmt: skip
     assert not any(getattr(recipe, name) for name in off)
     config = TransformerConfig(recipe.vocab_size, **recipe.model)

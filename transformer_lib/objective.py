@@ -15,9 +15,8 @@ from .transformer import _check_real
 
 # %% ../notebooks/11_objective.ipynb #681af605
 def _loss_and_gradient_(
-    logits: Tensor, target: Tensor, epsilon: float, gradient: bool = True,
-    rdrop: float = 0.0,
-) -> Tensor:  # fmt: skip
+    logits: Tensor, target: Tensor, epsilon: float, gradient: bool = True
+) -> Tensor:
     """Smoothed cross-entropy of each row; the logits become its gradient, in place.
 
     Args:
@@ -25,7 +24,6 @@ def _loss_and_gradient_(
         target: int64, shape (N,).
         epsilon: Share of the target that is spread over all V entries.
         gradient: Whether the gradient is wanted; without it the logits are spoiled.
-        rdrop: As for chunked_cross_entropy.
 
     Returns:
         The losses, shape (N,), in nats.
@@ -34,9 +32,6 @@ def _loss_and_gradient_(
     loss = (epsilon - 1) * logits[rows, target]  # (N,)
     if epsilon:
         loss -= epsilon * logits.mean(-1)
-    if rdrop:
-        apart, by_logits = _apart(logits)  # (N,), (N, V)
-        loss += rdrop / 2 * apart
     top = logits.amax(-1, keepdim=True)  # (N, 1): so that exp does not overflow
     total = logits.sub_(top).exp_().sum(-1, keepdim=True)  # (N, 1)
     loss += (total.log() + top).squeeze(-1)
@@ -45,32 +40,7 @@ def _loss_and_gradient_(
         if epsilon:
             logits.sub_(epsilon / logits.shape[-1])  # minus the truth
         logits[rows, target] -= 1 - epsilon
-        if rdrop:
-            logits.add_(by_logits, alpha=rdrop)
     return loss
-
-
-def _apart(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """How far each row's distribution and its partner's are apart, and the gradient.
-
-    Args:
-        logits: Shape (N, V). Rows 0 and 1 are partners, 2 and 3, and so on.
-
-    Returns:
-        For each row the mean of the divergences KL(row, partner) and KL(partner, row),
-        in nats, shape (N,); and its gradient with respect to the logits, (N, V).
-    """
-    log_p = logits.log_softmax(-1)  # (N, V)
-    p, gap = log_p.exp(), log_p - _of_partners(log_p)
-    one_way = (p * gap).sum(-1, keepdim=True)  # (N, 1)
-    mean = (one_way + _of_partners(one_way)).squeeze(-1) / 2  # (N,)
-    return mean, gap.sub_(one_way).add_(1).mul_(p).sub_(_of_partners(p)).div_(2)
-
-
-def _of_partners(x: Tensor) -> Tensor:
-    """(N, ...): rows 0 and 1 change places, 2 and 3, and so on."""
-    return x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
-
 
 # %% ../notebooks/11_objective.ipynb #59f33674
 def label_smoothed_cross_entropy(
@@ -150,7 +120,7 @@ def _check_loss_inputs(logits: Tensor, target: Tensor, epsilon: float) -> None:
 # %% ../notebooks/11_objective.ipynb #c136b6b3
 def chunked_cross_entropy(
     hidden: Tensor, table: Tensor, target: Tensor, epsilon: float = 0.1,
-    rows: int = 256, rdrop: float = 0.0,
+    rows: int = 256,
 ) -> Tensor:  # fmt: skip
     """Smoothed cross-entropy of hidden states, without ever holding all logits.
 
@@ -163,19 +133,14 @@ def chunked_cross_entropy(
         target: int64, shape (N,).
         epsilon: Share of the target that is spread over all V entries, in [0, 1).
         rows: How many tokens at a time.
-        rdrop: Weight α of R-Drop, 0 for none. With it, rows 2i and 2i + 1 are one
-            token after two passes with different dropout, and their distributions
-            are drawn together: half of the paper's sum over both passes.
 
     Returns:
         A scalar: the mean, in nats; zero if there are no tokens.
 
     Raises:
-        ValueError: If shapes do not fit, rows is below 1, epsilon is not allowed, or
-            rdrop is below 0 or has an odd number of states.
+        ValueError: If shapes do not fit, rows is below 1, or epsilon is not allowed.
 
-    Source: Vaswani et al. 2017, section 5.4; Hsu et al. 2024 for the chunks;
-        Liang et al. 2021, equation 4, for R-Drop.
+    Source: Vaswani et al. 2017, section 5.4; Hsu et al. 2024 for the chunks.
     """
     if rows < 1 or hidden.dim() != 2 or target.shape != hidden.shape[:1]:
         raise ValueError(
@@ -187,23 +152,17 @@ def chunked_cross_entropy(
             f"table {tuple(table.shape)}, epsilon={epsilon}: give (V, "
             f"{hidden.shape[1]}), and an epsilon of at least 0 and below 1."
         )
-    if not rdrop >= 0 or (rdrop and len(hidden) % 2):
-        raise ValueError(
-            f"rdrop={rdrop} with {len(hidden)} states: give a weight of at least 0, "
-            "and two states of each token."
-        )
     if not len(hidden):
         return hidden.sum()
-    rows += rows % 2 if rdrop else 0  # partners stay together
     gradient = torch.is_grad_enabled()
-    return _ChunkedLoss.apply(hidden, table, target, epsilon, rows, gradient, rdrop)
+    return _ChunkedLoss.apply(hidden, table, target, epsilon, rows, gradient)
 
 
 class _ChunkedLoss(torch.autograd.Function):
     """Logits, smoothed loss and both gradients, some rows at a time."""
 
     @staticmethod
-    def forward(ctx, hidden, table, target, epsilon, rows, gradient, rdrop):
+    def forward(ctx, hidden, table, target, epsilon, rows, gradient):
         """(N, D), (V, D) and (N,) to a scalar."""
         where, N = hidden.device.type, len(hidden)
         low = hidden.dtype  # the type of the products
@@ -225,9 +184,8 @@ class _ChunkedLoss(torch.autograd.Function):
                     torch.mm(some, weight.T, out=logits)  # (rows, D) @ (D, V)
                 else:
                     logits.copy_(some @ weight.T)
-                total += _loss_and_gradient_(
-                    logits, target[part], epsilon, gradient, rdrop
-                ).sum()
+                losses = _loss_and_gradient_(logits, target[part], epsilon, gradient)
+                total += losses.sum()
                 if gradient and low == kind:
                     torch.mm(logits, weight, out=by_hidden[part])
                     # The first product fills the table, the others are added to it.
@@ -252,7 +210,7 @@ class _ChunkedLoss(torch.autograd.Function):
         found = ctx.saved_tensors
         if grad.device.type != "cpu" or grad != 1:  # one pass less over the table
             found = (x * grad.to(x.dtype) for x in found)
-        return *found, None, None, None, None, None
+        return *found, None, None, None, None
 
 # %% ../notebooks/11_objective.ipynb #f083292b
 def build_optimizer(model: nn.Module, fused: bool = True) -> torch.optim.Adam:

@@ -137,19 +137,15 @@ class BatchLoss(nn.Module):
         model: The model.
         chunk: How many target tokens are projected onto the vocabulary at a time; 0
             for all of them.
-        rdrop: Weight of R-Drop; above 0, in training, each batch is read twice.
 
     Raises:
-        ValueError: If the model pads with another id than the batches, or has a bias
-            behind its logits and is to be trained with R-Drop.
+        ValueError: If the model pads with another id than the batches.
     """
 
-    def __init__(self, model: Transformer, chunk: int = 256, rdrop: float = 0.0):
+    def __init__(self, model: Transformer, chunk: int = 256):
         super().__init__()
         _check_padding(model.config.pad_id)
-        if rdrop and model.output.bias is not None:
-            raise ValueError(f"rdrop={rdrop}: is only for a projection without a bias.")
-        self.model, self.chunk, self.rdrop = model, chunk, rdrop
+        self.model, self.chunk = model, chunk
 
     def forward(self, batch: Batch, real: Tensor, epsilon: float) -> Tensor:
         """Mean smoothed loss over the real target tokens, in nats.
@@ -161,14 +157,9 @@ class BatchLoss(nn.Module):
         """
         hidden = self._states(batch, real)  # (N, D)
         target = batch.tgt_out.flatten()[real]  # (N,)
-        rdrop = self.rdrop if self.model.training else 0.0
-        if rdrop:  # each token twice, one behind the other
-            again = self._states(batch, real)
-            hidden = torch.stack([hidden, again], dim=1).flatten(0, 1)  # (2 N, D)
-            target = target.repeat_interleave(2)
-        if rdrop or (self.chunk and self.model.output.bias is None):
-            table, rows = self.model.output.weight, self.chunk or max(1, len(hidden))
-            return chunked_cross_entropy(hidden, table, target, epsilon, rows, rdrop)
+        if self.chunk and self.model.output.bias is None:
+            table = self.model.output.weight
+            return chunked_cross_entropy(hidden, table, target, epsilon, self.chunk)
         return label_smoothed_cross_entropy(self.model.project(hidden), target, epsilon)
 
     def _states(self, batch: Batch, real: Tensor) -> Tensor:

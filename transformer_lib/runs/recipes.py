@@ -40,8 +40,6 @@ class Recipe:
         cooldown: Last updates, in which the rate is brought down to 0 as well.
         factor: What the paper's learning rate is multiplied by.
         epsilon: Label smoothing.
-        rdrop: Weight of R-Drop: how much it costs that two passes with different
-            dropout disagree; 0 for one pass.
         seed: Seed of weights, dropout and batch order.
         validate_every: Updates between validations and checkpoints.
         kind: Kind of subwords, "bpe" or "unigram".
@@ -86,7 +84,6 @@ class Recipe:
     cooldown: int = 0
     factor: float = 1.0
     epsilon: float = 0.1
-    rdrop: float = 0.0
     seed: int = 0
     validate_every: int = 200
     kind: str = "bpe"
@@ -218,7 +215,6 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "epsilon": (lambda v: _is_real(v) and 0 <= v < 1,
                 "a number, 0 or more and below 1"),
     "clip": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
-    "rdrop": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
     "initial_std": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
     "dropout_after": _whole(0), "seed": _whole(0), "validate_every": _whole(1),
     "keep_last": _whole(0), "chunk": _whole(0), "prefetch": _whole(0, 1000),

@@ -706,7 +706,7 @@ def _set_up(
     at = load_checkpoint(last, model, optimizer, rank)
     if at is None and start:
         _start_weights(model, ready.tokenizer, recipe.start_from, *start[:2])
-    shared = BatchLoss(model, recipe.chunk, recipe.rdrop)
+    shared = BatchLoss(model, recipe.chunk)
     if at and not (at.history and all("valid_loss" in row for row in at.history)):
         raise DamagedFile(f"{last} is damaged: it tells of no validation loss.")
     if at and rank == 0:
