@@ -219,9 +219,9 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         model_of,
         lambda m: [test(m, batch).right for test, batch in diagnoses()],
     ),
-    "_packed_hidden": (
+    "hidden_states": (
         model_of,
-        lambda m: cpu(training._packed_hidden(m, packed())),
+        lambda m: cpu(training.hidden_states(m, packed())),
     ),
     "mean_loss": (
         model_of,

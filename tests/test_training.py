@@ -32,8 +32,8 @@ from transformer_lib.looking_inside import (
 from transformer_lib.objective import build_optimizer
 from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.training import (
-    _packed_hidden,
     fit,
+    hidden_states,
     quick_translate,
     same_part,
     update,
@@ -190,7 +190,7 @@ def test_packed_rows_give_what_the_pairs_give_alone(seed, width):
     model, pairs = Transformer(config).eval(), drawn_pairs(9, seed)
     packed = pack(pairs, range(9), width)
     with torch.no_grad():
-        hidden = _packed_hidden(model, packed)
+        hidden = hidden_states(model, packed)
         alone = {ids_of(s, t): h for s, t, h in one_by_one(model, pairs, range(9))}
     found = 0
     for row in range(len(packed.src_ids)):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_lib.batches import Batch
-from transformer_lib.decoder import causal_mask
+from transformer_lib.decoder import causal_mask, padding_mask
 from transformer_lib.encoder import torch_names
 from transformer_lib.exercises import transformer as exercises
 from transformer_lib.training import BatchLoss
@@ -384,6 +384,22 @@ def test_longer_than_learned_positions():
     for source, target in [(7, 3), (3, 7)]:
         with pytest.raises(ValueError, match="7 positions .* 6"):
             model(ids(1, source), ids(1, target))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_masks_and_places_that_are_given_are_those_of_the_default(positions):
+    model = make(positions=positions).eval()
+    src, tgt = torch.randint(1, 50, (2, 5)), torch.randint(1, 50, (2, 4))
+    src[0, 3:] = 0
+    real = padding_mask(src, 0)
+    memory = model.encode(src, real, torch.arange(5).expand(2, -1))
+    assert torch.equal(memory, model.encode(src))
+    given = causal_mask(4), real, torch.arange(4).expand(2, -1)
+    assert torch.equal(model.decode(tgt, memory, src, *given),
+                       model.decode(tgt, memory, src))  # fmt: skip
+    other = model.decode(tgt, memory, src, places=torch.arange(3, 7).expand(2, -1))
+    assert torch.equal(other, model.decode(tgt, memory, src, places=3))
+    assert not torch.allclose(other, model.decode(tgt, memory, src))
 
 
 def test_check_ids_lets_an_empty_batch_pass():

@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_leaves
 from .attention import scaled_dot_product_attention
 from transformer_lib.batches import (
     Batch,
-    Packed,
     TokenPairs,
     make_batch,
     pack,
@@ -43,8 +42,8 @@ from .tokenizer import PAD
 from transformer_lib.training import (
     PRECISIONS,
     _native_precision,
-    _packed_hidden,
     _product_rates,
+    hidden_states,
 )
 from .transformer import Transformer, default_device
 
@@ -295,11 +294,7 @@ def _mean_loss(
     if loss not in ("all", "real", "chunked"):
         raise ValueError(f'loss={loss!r} is unknown: "all", "real" or "chunked".')
     batch = batch.to(model.device)
-    if isinstance(batch, Packed):
-        hidden = _packed_hidden(model, batch)
-    else:
-        hidden = model.decode(batch.tgt_in, model.encode(batch.src_ids), batch.src_ids)
-    target = batch.tgt_out
+    hidden, target = hidden_states(model, batch), batch.tgt_out
     if loss == "all":
         return F.cross_entropy(
             model.project(hidden).flatten(0, 1).float(), target.flatten(),

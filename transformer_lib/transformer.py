@@ -139,21 +139,34 @@ class Embeddings(nn.Module):
         return SinusoidalPositions(self.config.d_model)
 
     def embed(
-        self, ids: Tensor, table: nn.Module, positions: nn.Module, start: int = 0
+        self,
+        ids: Tensor,
+        table: nn.Module,
+        positions: nn.Module,
+        places: int | Tensor = 0,
     ) -> Tensor:
-        """Ids to vectors, the first at position start: (B, T) -> (B, T, D)."""
+        """Ids to vectors: (B, T) -> (B, T, D).
+
+        Args:
+            ids: int64, shape (B, T).
+            table: What gives the row of each id.
+            positions: What gives the rows of positions.
+            places: The position of the first column, or of each id, shape (B, T).
+        """
         x = table(ids) * math.sqrt(self.config.d_model)  # (B, T) -> (B, T, D)
-        return self.dropout(x + positions(ids.shape[1], start))  # + (T, D)
+        if isinstance(places, Tensor):
+            return self.dropout(x + positions(int(places.max()) + 1)[places])
+        return self.dropout(x + positions(ids.shape[1], places))  # + (T, D)
 
-    def embed_source(self, src_ids: Tensor) -> Tensor:
-        """Source ids to vectors: (B, S) -> (B, S, D)."""
+    def embed_source(self, src_ids: Tensor, places: int | Tensor = 0) -> Tensor:
+        """Source ids to vectors: (B, S) -> (B, S, D); places as for embed."""
         src_ids = src_ids.to(self.device)
-        return self.embed(src_ids, self.src_embedding, self.src_positions)
+        return self.embed(src_ids, self.src_embedding, self.src_positions, places)
 
-    def embed_target(self, tgt_ids: Tensor, start: int = 0) -> Tensor:
-        """Target ids to vectors, the first at position start: (B, T) -> (B, T, D)."""
+    def embed_target(self, tgt_ids: Tensor, places: int | Tensor = 0) -> Tensor:
+        """Target ids to vectors: (B, T) -> (B, T, D); places as for embed."""
         tgt_ids = tgt_ids.to(self.device)
-        return self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions, start)
+        return self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions, places)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: (..., d_model) -> (..., vocab_size)."""
@@ -194,11 +207,16 @@ class Transformer(Embeddings):
         settings |= {"feed_forward": partial(FeedForward, activation=activation)}
         return Encoder(**settings), Decoder(**settings)
 
-    def encode(self, src_ids: Tensor) -> Tensor:
+    def encode(
+        self, src_ids: Tensor, mask: Tensor | None = None, places: int | Tensor = 0
+    ) -> Tensor:
         """Read the source.
 
         Args:
             src_ids: int64, shape (B, S), padded with config.pad_id.
+            mask: True where a position may look, broadcasts to (B, H, S, S); at all but
+                padding if None.
+            places: Positions, as for :meth:`embed`.
 
         Returns:
             The memory, shape (B, S, d_model).
@@ -207,17 +225,31 @@ class Transformer(Embeddings):
             ValueError: As :meth:`forward`.
         """
         _check_ids(src_ids, self.config.vocab_size, "src_ids")
-        src_ids = src_ids.to(self.device)
-        x = self.embed_source(src_ids)  # (B, S) -> (B, S, D)
-        return self.encoder(x, padding_mask(src_ids, self.config.pad_id))
+        if mask is None:
+            mask = padding_mask(src_ids, self.config.pad_id)  # (B, 1, 1, S)
+        x = self.embed_source(src_ids, places)  # (B, S) -> (B, S, D)
+        return self.encoder(x, mask.to(self.device))
 
-    def decode(self, tgt_ids: Tensor, memory: Tensor, src_ids: Tensor) -> Tensor:
+    def decode(
+        self,
+        tgt_ids: Tensor,
+        memory: Tensor,
+        src_ids: Tensor,
+        self_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        places: int | Tensor = 0,
+    ) -> Tensor:
         """Read the target so far, looking at the memory.
 
         Args:
             tgt_ids: int64, shape (B, T), beginning with the start symbol.
             memory: What encode gave, shape (B, S, d_model).
             src_ids: The source ids again, shape (B, S): they say what is padding.
+            self_mask: True where a target position may look at another, broadcasts to
+                (B, H, T, T); the causal mask if None.
+            memory_mask: True where it may look at the source, broadcasts to
+                (B, H, T, S); at all but padding if None.
+            places: Positions, as for :meth:`embed`.
 
         Returns:
             Hidden states, shape (B, T, d_model); project turns them into logits.
@@ -227,13 +259,13 @@ class Transformer(Embeddings):
         """
         _check_ids(tgt_ids, self.config.vocab_size, "tgt_ids")
         _check_memory(memory, src_ids, tgt_ids)
-        tgt_ids, memory, src_ids = (
-            x.to(self.device) for x in (tgt_ids, memory, src_ids)
-        )
-        x = self.embed_target(tgt_ids)  # (B, T) -> (B, T, D)
-        self_mask = causal_mask(tgt_ids.shape[1], tgt_ids.device)  # (T, T)
-        memory_mask = padding_mask(src_ids, self.config.pad_id)  # (B, 1, 1, S)
-        return self.decoder(x, memory, self_mask, memory_mask)
+        if self_mask is None:
+            self_mask = causal_mask(tgt_ids.shape[1], self.device)  # (T, T)
+        if memory_mask is None:
+            memory_mask = padding_mask(src_ids, self.config.pad_id)  # (B, 1, 1, S)
+        x = self.embed_target(tgt_ids, places)  # (B, T) -> (B, T, D)
+        looks = (y.to(self.device) for y in (memory, self_mask, memory_mask))
+        return self.decoder(x, *looks)
 
     def forward(self, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
         """Logits of each next token, given the source and the tokens before it.
