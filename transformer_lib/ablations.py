@@ -25,7 +25,7 @@ from .batches.prepared import _within
 from .corpora import load_corpus
 from .evaluation import chrf, perplexity, sacre_bleu
 from .files import claimed
-from .multihead import _head_widths
+from .multihead import head_widths
 from .runs import Recipe, Run, train
 from .runs.checkpoints import _write_json
 from .tokenizer import fold_text
@@ -113,7 +113,7 @@ def _scaled(name: str, value, base_value):
 def _full_settings(base: Recipe) -> dict:
     """All settings of a base that rows can change, by name."""
     config = TransformerConfig(base.vocab_size, **base.model)
-    d_k, d_v = _head_widths(config.d_model, config.num_heads, config.d_k, config.d_v)
+    d_k, d_v = head_widths(config.d_model, config.num_heads, config.d_k, config.d_v)
     both = {name: getattr(base, name) for name in ("epsilon", "max_steps")}
     return asdict(config) | both | {"d_k": d_k, "d_v": d_v}
 

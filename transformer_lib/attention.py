@@ -42,54 +42,12 @@ def attention_numpy(
     Returns:
         The output, shape (..., T, d_v), and the weights, shape (..., T, S).
 
-    Raises:
-        ValueError: If widths, lengths or leading axes do not fit together.
-
     Source: Vaswani et al. 2017, section 3.2.1, equation 1.
     """
-    _check_inputs(Q, K, V)
     # (..., T, K) @ (..., K, S) -> (..., T, S)
     scores = Q @ np.swapaxes(K, -1, -2)
     weights = softmax_numpy(scores / np.sqrt(Q.shape[-1]))  # (..., T, S)
     return weights @ V, weights  # (..., T, S) @ (..., S, V) -> (..., T, V)
-
-# %% ../notebooks/02_attention.ipynb #3c1a9315
-def _check_inputs(
-    query: Tensor | np.ndarray,
-    key: Tensor | np.ndarray,
-    value: Tensor | np.ndarray,
-    mask: Tensor | None = None,
-) -> None:
-    """Refuse queries, keys, values and masks that do not fit together."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim < 2:
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)}; give at least two axes, "
-                "(positions, width)."
-            )
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            f"query has width {query.shape[-1]} and key has width {key.shape[-1]}; "
-            "a dot product needs both to be d_k wide."
-        )
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(
-            f"key has {key.shape[-2]} positions and value has {value.shape[-2]}; "
-            "each key needs one value."
-        )
-    leading = [x.shape[:-2] for x in (query, key, value)]
-    try:
-        batch = leading[0]
-        if leading != [batch] * 3:
-            batch = np.broadcast_shapes(*leading)
-    except ValueError:
-        q, k, v = map(tuple, leading)
-        raise ValueError(
-            f"query, key and value have the leading axes {q}, {k} and {v}; give all "
-            "three the same (batch, heads)."
-        ) from None
-    if mask is not None:
-        _check_mask(mask, (*batch, query.shape[-2], key.shape[-2]))
 
 # %% ../notebooks/02_attention.ipynb #658001a9
 def scaled_dot_product_attention(
@@ -113,13 +71,8 @@ def scaled_dot_product_attention(
         The output, shape (..., T, d_v), and the weights, shape (..., T, S),
         as they were before any were dropped.
 
-    Raises:
-        ValueError: If widths or lengths do not fit together, or the mask is
-            not boolean or does not broadcast.
-
     Source: Vaswani et al. 2017, section 3.2.1, equation 1.
     """
-    _check_inputs(query, key, value, mask)
     # (..., T, K) @ (..., K, S) -> (..., T, S)
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if mask is not None:
@@ -129,24 +82,6 @@ def scaled_dot_product_attention(
         weights = weights.masked_fill(~mask, 0.0)  # an empty row: zeros
     kept = F.dropout(weights, dropout_p) if dropout_p else weights
     return kept @ value, weights  # (..., T, S) @ (..., S, V) -> (..., T, V)
-
-# %% ../notebooks/02_attention.ipynb #217f3c04
-def _check_mask(mask: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Refuse a mask that is not boolean or does not broadcast to the scores."""
-    if mask is None:
-        return
-    dtype = getattr(mask, "dtype", type(mask).__name__)
-    if dtype != torch.bool:
-        raise ValueError(
-            f"mask has type {dtype}; give a boolean tensor that is True where "
-            "attention is allowed (mask != 0 turns a 0/1 mask into one)."
-        )
-    pairs = zip(mask.shape[::-1], shape[::-1], strict=False)
-    if mask.ndim > len(shape) or any(m not in (1, size) for m, size in pairs):
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, which does not broadcast to the "
-            f"shape of the scores, {tuple(shape)} = (..., queries, keys)."
-        )
 
 # %% ../notebooks/02_attention.ipynb #5d2806bc
 def fused_attention(
@@ -169,19 +104,8 @@ def fused_attention(
     Returns:
         The output, shape (..., T, d_v).
 
-    Raises:
-        ValueError: As :func:`scaled_dot_product_attention`.
-
     Source: Vaswani et al. 2017, section 3.2.1; Dao et al. 2022.
     """
-    _check_inputs(query, key, value, mask)
-    return _fused(query, key, value, mask, dropout_p)
-
-
-def _fused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float
-) -> Tensor:
-    """The kernel, for what has been checked; a row with nothing allowed gives zeros."""
     qkv, on_cpu = (query, key, value), query.device.type == "cpu"
     low = query.dtype in (torch.bfloat16, torch.float16)
     if on_cpu and low and key.shape[-2] <= 512:

@@ -24,9 +24,6 @@ class FeedForward(nn.Module):
         d_ff: Width between the two maps.
         activation: What stands between them; the paper has the ReLU.
 
-    Raises:
-        ValueError: If a width is below 1.
-
     Source: Vaswani et al. 2017, section 3.3, equation 2.
     """
 
@@ -34,10 +31,6 @@ class FeedForward(nn.Module):
         self, d_model: int, d_ff: int, activation: Callable = torch.relu
     ):
         super().__init__()
-        if d_model < 1 or d_ff < 1:
-            raise ValueError(
-                f"d_model={d_model}, d_ff={d_ff}: both widths must be at least 1."
-            )
         self.activation = activation
         self.w_1 = nn.Linear(d_model, d_ff)
         self.w_2 = nn.Linear(d_ff, d_model)
@@ -120,8 +113,8 @@ class EncoderLayer(nn.Module):
         **settings: More for the attention (d_k, d_v, bias, attention).
 
     Raises:
-        ValueError: If d_model does not divide into the heads, a width is below 1,
-            or a probability is outside [0, 1].
+        ValueError: If d_model does not divide into the heads, or a probability is
+            outside [0, 1].
 
     Source: Vaswani et al. 2017, section 3.1.
     """
@@ -170,9 +163,6 @@ class Encoder(nn.Module):
         norm: What makes a normalization, called with d_model.
         **layer: Further settings of :class:`EncoderLayer`.
 
-    Raises:
-        ValueError: If there is no layer, or a setting is not allowed.
-
     Source: Vaswani et al. 2017, section 3.1.
     """
 
@@ -187,8 +177,6 @@ class Encoder(nn.Module):
         **layer,
     ):
         super().__init__()
-        _check_num_layers(num_layers)
-        self.d_model = d_model
         self.layers = nn.ModuleList(
             EncoderLayer(
                 d_model, num_heads, d_ff, norm_first=norm_first, norm=norm, **layer
@@ -199,25 +187,9 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Shape (B, S, d_model) in and out; mask broadcasts to (B, H, S, S)."""
-        _check_activations(x, self.d_model)
         for layer in self.layers:
             x = layer(x, mask)
         return self.norm(x)
-
-# %% ../notebooks/05_encoder.ipynb #88e2aab3
-def _check_num_layers(num_layers: int) -> None:
-    """Refuse a stack of no layers."""
-    if num_layers < 1:
-        raise ValueError(f"num_layers={num_layers}: a stack needs at least 1 layer.")
-
-
-def _check_activations(x: Tensor, d_model: int, name: str = "x") -> None:
-    """Refuse activations that are not (batch, length, d_model)."""
-    if x.dim() != 3 or x.shape[-1] != d_model:
-        raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; it must be (batch, length, d_model) "
-            f"with d_model={d_model}."
-        )
 
 # %% ../notebooks/05_encoder.ipynb #0bf688c8
 _TORCH_NAMES = (

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import _check_inputs
 from .multihead import MultiHeadAttention, split_heads
 
 # %% ../notebooks/29_long_text.ipynb #401f73f5
@@ -153,11 +152,11 @@ def online_attention(
         The output, shape (..., T, V).
 
     Raises:
-        ValueError: If shapes do not fit, or block_size is below 1.
+        ValueError: If block_size is below 1, or causal attention is asked of other
+            numbers of queries and keys.
 
     Source: Dao et al. 2022; equation 1 of Vaswani et al. 2017 in another order.
     """
-    _check_inputs(query, key, value, mask)
     if block_size < 1:
         raise ValueError(f"block_size={block_size}: must be at least 1.")
     if causal and query.shape[-2] != key.shape[-2]:
@@ -183,11 +182,10 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> 
         The output, shape (..., T, V).
 
     Raises:
-        ValueError: If shapes do not fit, or window is below 1.
+        ValueError: If window is below 1, or there are not as many keys as queries.
 
     Source: Vaswani et al. 2017, section 4 (restricted attention); Beltagy et al. 2020.
     """
-    _check_inputs(query, key, value)
     length = query.shape[-2]
     if window < 1 or key.shape[-2] != length:
         raise ValueError(
@@ -223,11 +221,10 @@ def linear_attention(
         The output, shape (..., T, V).
 
     Raises:
-        ValueError: If shapes do not fit.
+        ValueError: If causal attention is asked of other numbers of queries and keys.
 
     Source: Katharopoulos et al. 2020, equations 4 to 7 and 16 to 20.
     """
-    _check_inputs(query, key, value)
     if causal and query.shape[-2] != key.shape[-2]:
         raise ValueError(
             f"causal attention of {query.shape[-2]} queries to {key.shape[-2]} keys: "

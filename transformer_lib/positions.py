@@ -98,12 +98,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, length: int, start: int = 0) -> Tensor:
-        """Rows for positions start to start + length - 1: (length, d_model).
-
-        Raises:
-            ValueError: If length or start is negative.
-        """
-        _check_range(length, start)
+        """Rows for positions start to start + length - 1: (length, d_model)."""
         end = start + length
         if end > len(self.table):
             longer = max(end, 2 * len(self.table))
@@ -119,17 +114,11 @@ class LearnedPositions(nn.Module):
         max_length: Number of positions that have a vector.
         d_model: Width.
 
-    Raises:
-        ValueError: If max_length or d_model is below 1.
-
     Source: Gehring et al. 2017; Vaswani et al. 2017, Table 3, row (E).
     """
 
     def __init__(self, max_length: int, d_model: int):
         super().__init__()
-        if max_length < 1 or d_model < 1:
-            given = f"max_length={max_length}, d_model={d_model}"
-            raise ValueError(f"{given}: both must be 1 or more.")
         table = torch.randn(max_length, d_model) * d_model**-0.5
         self.table = nn.Parameter(table)  # (max_length, D)
 
@@ -139,7 +128,6 @@ class LearnedPositions(nn.Module):
         Raises:
             ValueError: If a position beyond max_length is asked for.
         """
-        _check_range(length, start)
         end = start + length
         if end > len(self.table):
             raise ValueError(
@@ -148,10 +136,3 @@ class LearnedPositions(nn.Module):
                 "the sequence."
             )
         return self.table[start:end]
-
-# %% ../notebooks/04_positions.ipynb #feed5671
-def _check_range(length: int, start: int) -> None:
-    """Refuse a negative length or start."""
-    if length < 0 or start < 0:
-        given = f"length={length}, start={start}"
-        raise ValueError(f"{given}: both must be 0 or more.")
