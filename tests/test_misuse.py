@@ -22,10 +22,15 @@ from transformer_lib import (
     noam_lr,
     sinusoidal_positions,
 )
-from transformer_lib.batches import pack
-from transformer_lib.runs import trainer
+from transformer_lib.batches import pack, prepare
+from transformer_lib.corpora import CorpusUnavailable, grammar_split, load_corpus
+from transformer_lib.evaluation import bleu, evaluate
+from transformer_lib.export import export_model
+from transformer_lib.runs import load_pretrained, trainer
+from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import fit
 from transformer_lib.transformer import default_device
+from transformer_lib.translator import Translator, translate
 
 data_dir = small_runs.data_dir
 pairs = small_runs.pairs
@@ -34,16 +39,27 @@ EVERYTHING = {
     "none": None, "text": "x", "empty": "", "list": [], "table": {}, "bytes": b"x",
     "object": object(), "tensor": torch.tensor([0.5]), "-1": -1, "0": 0, "1/2": 0.5,
     "3/2": 1.5, "2.0": 2.0, "nan": math.nan, "inf": math.inf, "-inf": -math.inf,
-    "true": True, "huge": 10**30,
+    "true": True, "huge": 10**30, "nones": [None],
 }  # fmt: skip
 MODEL = Transformer(TransformerConfig(40, **SMALL))
 IDS = torch.tensor([[5, 6, 3]])
+PAIRS = grammar_split("train", 200)
+TEXT = [side for pair in PAIRS for side in pair]
+TOKENIZER = Tokenizer.train(TEXT, 330)
+READER = Transformer(TransformerConfig(TOKENIZER.vocab_size, **SMALL)).eval()
+TRANSLATOR = Translator(READER, TOKENIZER)
+
+
+def stream(lines, max_lines=9, pause=0.2):
+    return list(TRANSLATOR.stream(lines, max_lines, pause, max_extra=2))
+
+
 LOGITS, TARGET = torch.zeros(1, 3, 40), torch.tensor([[5, 6, 3]])
 
 # Each door: what it is called with, and for each argument what it may be given.
 WHOLE, FROM_0 = set(), {"0"}
 SHARE, REAL, SWITCH = {"0", "1/2"}, {"0", "1/2", "3/2", "2.0"}, {"true"}
-OPTIONAL = {"none"}
+OPTIONAL, LINES = {"none"}, {"text", "empty", "list", "table"}
 DOORS = {
     TransformerConfig: ({"vocab_size": 40} | SMALL, {
         "vocab_size": WHOLE, "d_model": WHOLE, "num_heads": WHOLE, "num_layers": WHOLE,
@@ -81,6 +97,49 @@ DOORS = {
     average_checkpoints: ({"paths_or_run_dir": "no run"}, {
         "last": OPTIONAL, "after": OPTIONAL | FROM_0}),
     default_device: ({}, {"wanted": OPTIONAL}),
+    Tokenizer: ({"model": TOKENIZER.model}, {"model": WHOLE}),
+    Tokenizer.train: ({"sentences": TEXT, "vocab_size": 330}, {
+        "sentences": WHOLE, "vocab_size": WHOLE, "model_type": WHOLE, "threads": WHOLE,
+        "normalize": WHOLE}),
+    Tokenizer.load: ({"path": "none"}, {"path": {"text"}}),
+    TOKENIZER.save: ({"path": "none"}, {"path": {"text"}}),
+    TOKENIZER.encode: ({"text": "a"}, {
+        "text": {"text", "empty"}, "sample": SHARE | {"true"}}),
+    TOKENIZER.encode_all: ({"texts": ["a"]}, {
+        "texts": {"list", "table"}, "threads": WHOLE, "sample": SHARE | {"true"}}),
+    TOKENIZER.decode: ({"ids": [7]}, {
+        "ids": {"empty", "list", "table", "bytes", "tensor"}}),
+    TOKENIZER.pieces: ({"text": "a"}, {"text": {"text", "empty"}}),
+    Translator: ({"model": READER, "tokenizer": TOKENIZER}, {
+        "model": WHOLE, "tokenizer": WHOLE, "about": {"none", "table"},
+        "by_sentence": SWITCH, "max_length": OPTIONAL}),
+    TRANSLATOR.__call__: ({"sentences": ["a"], "max_extra": 2}, {
+        "sentences": LINES, "beam_size": WHOLE, "alpha": REAL, "max_extra": FROM_0}),
+    TRANSLATOR.n_best: ({"sentences": ["a"], "n": 1}, {"sentences": LINES, "n": WHOLE}),
+    stream: ({"lines": ["a"]}, {
+        "lines": LINES, "max_lines": WHOLE, "pause": REAL}),
+    translate: ({"model": READER, "tokenizer": TOKENIZER, "sentences": ["a"]}, {
+        "model": WHOLE, "tokenizer": WHOLE, "sentences": LINES, "batch_size": WHOLE,
+        "max_extra": FROM_0, "beam_size": WHOLE, "alpha": REAL}),
+    load_pretrained: ({"folder_or_name": "tatoeba-en-de"}, {"folder_or_name": WHOLE}),
+    evaluate: ({"translator": TRANSLATOR, "corpus": PAIRS[:2], "samples": 3}, {
+        "translator": WHOLE, "corpus": WHOLE, "beam_size": WHOLE, "alpha": REAL,
+        "max_extra": FROM_0, "max_tokens": WHOLE, "samples": WHOLE,
+        "tokenize": OPTIONAL}),
+    bleu: ({"hypotheses": [["a"]], "references": [["a"]]}, {
+        "hypotheses": WHOLE, "references": WHOLE, "smooth": WHOLE}),
+    load_corpus: ({"spec": "grammar-en-de"}, {"spec": WHOLE, "split": WHOLE}),
+}
+# The same of those that write a folder.
+WRITERS = {
+    prepare: ({"corpus": "grammar-en-de", "folder": "out", "vocab_size": 400}, {
+        "corpus": WHOLE, "folder": {"text"}, "vocab_size": WHOLE, "kind": WHOLE,
+        "max_length": WHOLE, "tokenizer": OPTIONAL, "threads": OPTIONAL,
+        "seed": FROM_0, "max_words": OPTIONAL, "sample_size": WHOLE,
+        "max_pairs": OPTIONAL, "sample": SHARE | {"true"}, "copies": WHOLE,
+        "normalize": OPTIONAL}),
+    export_model: ({"model": READER, "tokenizer": TOKENIZER, "folder": "out"}, {
+        "model": WHOLE, "tokenizer": WHOLE, "folder": {"text"}, "kinds": WHOLE}),
 }  # fmt: skip
 
 
@@ -91,9 +150,70 @@ def test_nonsense_is_refused_in_a_sentence(door):
     assert arguments.keys() | usual.keys() <= known.keys()
     for name, allowed in arguments.items():
         for what in EVERYTHING.keys() - allowed:
+            with pytest.raises(ValueError, match=r"\w+ \w+") as told:
+                door(**usual | {name: EVERYTHING[what]})
+                pytest.fail(f"{name}={what} was accepted")
+            assert "INVALID_ARGUMENT" not in str(told.value)  # of SentencePiece
+
+
+@pytest.mark.parametrize("door", WRITERS, ids=lambda door: door.__qualname__)
+def test_nonsense_is_refused_before_a_folder_is_written(door, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    usual, arguments = WRITERS[door]
+    for name, allowed in arguments.items():
+        for what in EVERYTHING.keys() - allowed:
             with pytest.raises(ValueError, match=r"\w+ \w+"):
                 door(**usual | {name: EVERYTHING[what]})
                 pytest.fail(f"{name}={what} was accepted")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "call, said",
+    [(lambda: Translator(TOKENIZER, READER), "Tokenizer; it got Tokenizer and Transf"),
+     (lambda: translate(TOKENIZER, READER, ["a"]), "it got Tokenizer and Transformer"),
+     (lambda: translate(READER, ["a"], TOKENIZER), "it got Transformer and list"),
+     (lambda: export_model(TOKENIZER, READER, "x"), "it got Tokenizer and Transformer"),
+     (lambda: export_model(READER, TOKENIZER, "x", kinds="onnx"), "kinds='onnx': give"),
+     (lambda: evaluate(PAIRS, TRANSLATOR), "translator is of type list: give a Transl"),
+     (lambda: evaluate(TRANSLATOR, ["A dog."]), "list and does not hold pairs: give"),
+     (lambda: evaluate(TRANSLATOR, []), "corpus holds no pairs: give some"),
+     (lambda: evaluate(TRANSLATOR, [(None, "a")]), "a NoneType; give untokenized str"),
+     (lambda: prepare("out", "grammar-en-de"), "corpus 'out' is unknown: .*grammar-en"),
+     (lambda: prepare(PAIRS, "out"), "corpus is of type list: give a name"),
+     (lambda: load_corpus(b"mine.tsv"), "corpus is of type bytes: give a name"),
+     (lambda: load_corpus("test", "grammar-en-de"), "split='grammar-en-de': must be"),
+     (lambda: bleu("a b", "a b"), "a side of type str .*give a list of sentences"),
+     (lambda: bleu(["a b"], ["a b"]), "a sentence is a string; give a list of tokens"),
+     (lambda: bleu([["a"]], [[["a"]], [["b"]]]), "1 hypotheses and 2 references"),
+     (lambda: bleu([b"a"], [["a"]]), "a sentence is a bytes; give a list of tokens"),
+     (lambda: Tokenizer.train(330, TEXT), "vocab_size=.*must be a whole number"),
+     (lambda: Tokenizer.train([None], 330), "sentence 0 is of type NoneType: give a"),
+     (lambda: Tokenizer.train(["a", b"b"], 330), "sentence 1 is of type bytes: give a"),
+     (lambda: TOKENIZER.encode(["A dog."]), "sentence 0 is of type list: give a s"),
+     (lambda: TOKENIZER.decode("A dog."), "ids='A dog.': give a list of whole numbers"),
+     (lambda: TRANSLATOR(["A dog.", None]), "line 2 is of type NoneType: give strings"),
+     (lambda: TRANSLATOR(b"A dog."), "sentences is of type bytes: give a string"),
+     (lambda: Tokenizer.load(TOKENIZER), "path=.*: give the path of a file or folder"),
+     (lambda: Tokenizer("tokenizer.model"), "no SentencePiece model of this library")],
+)  # fmt: skip
+def test_what_users_mix_up(call, said, tmp_path, monkeypatch):
+    """A sentence says what was given, and what is to be given."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        call()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["no/such/file", "."])
+def test_a_wrong_path_is_named(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    doors = {Tokenizer.load: OSError, TOKENIZER.save: OSError,
+             load_pretrained: ValueError, load_corpus: CorpusUnavailable,
+             Translator.from_pretrained: ValueError}  # fmt: skip
+    for door, kind in doors.items():
+        with pytest.raises(kind, match=name):
+            door(name)
 
 
 @pytest.mark.parametrize("odd", [-1, math.nan, math.inf, 1.5])
@@ -113,7 +233,7 @@ def test_layers_refuse_what_no_error_of_torch_tells(odd):
 
 def test_what_is_allowed_is_taken():
     for door, (usual, arguments) in DOORS.items():
-        if door is average_checkpoints:  # there are no files
+        if door in (average_checkpoints, Tokenizer.load, TOKENIZER.save):  # no files
             continue
         for name, allowed in arguments.items():
             for what in sorted(allowed):

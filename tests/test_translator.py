@@ -651,5 +651,5 @@ def test_evaluate(shipped):
     assert record["tokens"] > 0 and record["perplexity"] > 1
     again = evaluate(shipped, pairs, beam_size=2, samples=20)
     assert again["outputs"] == record["outputs"]
-    with pytest.raises(ValueError, match="0 hypotheses"):
+    with pytest.raises(ValueError, match="corpus holds no pairs: give"):
         evaluate(shipped, [])

@@ -115,7 +115,8 @@ def bleu(
 # %% ../notebooks/15_evaluation.ipynb #98c6f88d
 def _check_whole(name: str, value: int, least: int) -> None:
     """Refuse what is not a whole number, or below the least."""
-    if not isinstance(value, Integral) or value < least or value is True:
+    whole = isinstance(value, Integral) and value is not True
+    if not whole or not least <= value <= 10**9:
         raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}.")
 
 
@@ -142,7 +143,8 @@ def _check_corpus(hypotheses: Sequence, references: Sequence, tokens=False) -> N
                 "a sentence is a string; give a list of tokens, such as text.split(), "
                 "or use sacre_bleu, which tokenizes by itself."
             )
-        if tokens and not isinstance(sentence, Sequence):
+        no_list = isinstance(sentence, bytes) or not isinstance(sentence, Sequence)
+        if tokens and no_list:
             raise ValueError(
                 f"a sentence is a {type(sentence).__name__}; give a list of tokens."
             )
@@ -362,11 +364,6 @@ def _chrf_from_counts(counts: Sequence[float]) -> float:
     return float(100 * 5 * precision * recall / (4 * precision + recall))
 
 
-def _check_whole(name: str, value: int, least: int) -> None:
-    """Refuse what is not a whole number, or below the least."""
-    if not isinstance(value, int | np.integer) or value < least or value is True:
-        raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}.")
-
 # %% ../notebooks/15_evaluation.ipynb #7a89ccf5
 _METRICS = ("BLEU", "chrF2")
 
@@ -580,6 +577,8 @@ def evaluate(
         raise ValueError(f"translator is of type {kind}: give a Translator.")
     if not isinstance(corpus, Corpus):
         corpus = Corpus("pairs", "given", _checked_pairs(corpus), "unknown", "unknown")
+    if not corpus.pairs:
+        raise ValueError("corpus holds no pairs: give some (source, reference).")
     sources, references = ([pair[side] for pair in corpus.pairs] for side in (0, 1))
     _check_corpus(sources, references)
     _check_whole("samples", samples, 1)

@@ -146,11 +146,12 @@ def _merge_everywhere(
 # %% ../notebooks/09_tokenizer.ipynb #e8d1316f
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import sentencepiece as spm
 
-from .files import whole_file
+from .files import as_path, whole_file
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 _SPECIAL = "<pad>", "<unk>", "<s>", "</s>"
@@ -211,8 +212,12 @@ class Tokenizer:
         """
         if model_type not in ("bpe", "unigram"):
             raise ValueError(f"model_type={model_type!r}: must be 'bpe' or 'unigram'.")
-        if isinstance(sentences, str):
-            raise ValueError("sentences is one string: give a list of sentences.")
+        for name, number in ("vocab_size", vocab_size), ("threads", threads):
+            if type(number) is not int or not 1 <= number <= 10**9:
+                raise ValueError(
+                    f"{name}={number!r}: must be a whole number, at least 1."
+                )
+        sentences = _each_sentence("sentences", sentences)
         if normalize not in NORMALIZATIONS:
             names = ", ".join(map(repr, NORMALIZATIONS))
             raise ValueError(f"normalize={normalize!r}: must be one of {names}.")
@@ -220,7 +225,7 @@ class Tokenizer:
         try:
             with _normalization(normalize) as rule:
                 spm.SentencePieceTrainer.train(
-                    sentence_iterator=iter(sentences), model_writer=out,
+                    sentence_iterator=sentences, model_writer=out,
                     vocab_size=vocab_size, model_type=model_type, byte_fallback=True,
                     character_coverage=1.0, pad_id=PAD, unk_id=UNK, bos_id=BOS,
                     eos_id=EOS, num_threads=threads, minloglevel=2, **rule,
@@ -232,11 +237,11 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
         """Read a model that save wrote."""
-        return cls(Path(path).read_bytes())
+        return cls(as_path("path", path).read_bytes())
 
     def save(self, path: str | Path) -> None:
         """Write the model; nothing half-written is left behind."""
-        with whole_file(path) as file:
+        with whole_file(as_path("path", path)) as file:
             file.write(self.model)
 
     @property
@@ -270,13 +275,15 @@ class Tokenizer:
             threads: Threads that cut them; sampling has one, whose seed is known.
             sample: As for encode.
         """
-        if isinstance(texts, str):
-            raise ValueError("texts is one string: give a list of sentences.")
-        if not 0 <= sample <= 1:
-            raise ValueError(f"sample={sample}: must be from 0 to 1.")
+        if not isinstance(sample, int | float) or not 0 <= sample <= 1:
+            raise ValueError(f"sample={sample!r}: must be from 0 to 1.")
+        if type(threads) is not int or not 1 <= threads <= 1024:
+            raise ValueError(
+                f"threads={threads!r}: must be a whole number from 1 to 1,024."
+            )
         texts = [
             t if t.isprintable() else t.encode("utf-8", "replace").decode()
-            for t in texts
+            for t in _each_sentence("texts", texts)
         ]  # half a surrogate pair is no character
         encode = self.processor.encode
         if not sample:
@@ -290,7 +297,10 @@ class Tokenizer:
         Raises:
             ValueError: If an id is not in the vocabulary.
         """
-        ids = [int(i) for i in ids]
+        try:
+            ids = [int(i) for i in ids]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"ids={ids!r}: give a list of whole numbers.") from error
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
             raise ValueError(
                 f"ids from {min(ids)} to {max(ids)}: the vocabulary has 0 to "
@@ -300,9 +310,31 @@ class Tokenizer:
 
     def pieces(self, text: str) -> list[str]:
         """The subwords of a sentence, as text."""
-        return self.processor.encode(text, out_type=str)
+        return self.processor.encode(*_each_sentence("text", [text]), out_type=str)
 
 # %% ../notebooks/09_tokenizer.ipynb #ebd86cbb
+def _each_sentence(name: str, sentences: Iterable[str]) -> Iterator[str]:
+    """Each of some sentences, one at a time.
+
+    Raises:
+        ValueError: If they are no list, or, when its turn comes, one is no string.
+    """
+    if isinstance(sentences, str | bytes) or not isinstance(sentences, Iterable):
+        kind = type(sentences).__name__
+        kind = "one string" if kind == "str" else f"of type {kind}"
+        raise ValueError(f"{name} is {kind}: give a list of sentences.")
+
+    def each():
+        for i, sentence in enumerate(sentences):
+            if not isinstance(sentence, str):
+                raise ValueError(
+                    f"sentence {i} is of type {type(sentence).__name__}: give a string."
+                )
+            yield sentence
+
+    return each()
+
+
 def _why_no_vocabulary(said: str, vocab_size: int) -> str:
     """What SentencePiece says when it cannot learn, as a sentence that helps."""
     if "!sentences_.empty()" in said or "(all_chars_count) > (0)" in said:

@@ -8,6 +8,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/17_t
 __all__ = ['Translator', 'translate_lines', 'translate']
 
 # %% ../notebooks/17_translator.ipynb #6dd854f6
+import math
 import queue
 import re
 import threading
@@ -17,11 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import regex
+from torch import nn
 
 from .decoding import Hypothesis, decode_rows
 from .runs import load_pretrained
 from .tokenizer import EOS, UNK, Tokenizer, fold_text
-from .transformer import Transformer
+from transformer_lib.transformer import (
+    Transformer,
+    _check_real,
+    _check_switch,
+    _check_whole,
+)
 
 # %% ../notebooks/17_translator.ipynb #ea916783
 class Translator:
@@ -65,6 +72,19 @@ class Translator:
         by_sentence: bool = True,
         max_length: int | None = None,
     ):
+        if not (isinstance(model, nn.Module) and hasattr(tokenizer, "encode_all")):
+            kinds = f"{type(model).__name__} and {type(tokenizer).__name__}"
+            raise ValueError(
+                f"a Translator needs a Transformer and its Tokenizer; it got {kinds}."
+            )
+        if not isinstance(about, dict | None):
+            raise ValueError(
+                f"about is of type {type(about).__name__}: give the record that "
+                "load_pretrained gives, or None."
+            )
+        _check_switch(by_sentence=by_sentence)
+        if max_length is not None:
+            _check_whole(1, max_length=max_length)
         self.model, self.tokenizer, self.about = model, tokenizer, about or {}
         self.max_length = max_length or _trained_length(self.about)
         self.by_sentence = by_sentence
@@ -142,6 +162,7 @@ class Translator:
         Raises:
             ValueError: As a call, or if n is above beam_size.
         """
+        _check_whole(1, n=n)
         out = self._found(sentences, n, **{"beam_size": max(4, n)} | settings)
         return out[0] if isinstance(sentences, str) else out
 
@@ -168,6 +189,8 @@ class Translator:
         Yields:
             One translation for each line.
         """
+        _check_whole(1, max_lines=max_lines)
+        _check_real(0, math.inf, pause=pause)
         first = settings.pop("first_line", 1)
         lines = _each_line(lines, first)
         for group in _groups_of_lines(lines, max_lines, pause):

@@ -32,7 +32,7 @@ from .plan import TokenPairs, _flatten, _id_type
 from ..corpora import CleaningReport, load_corpus, stream_corpus
 from ..corpora.known import _user_files
 from ..corpora.text_files import _split_member
-from ..files import NotWritten, sync
+from ..files import NotWritten, as_path, sync
 from ..tokenizer import Tokenizer, fold_text
 
 try:
@@ -112,20 +112,23 @@ def prepare(
         CorpusUnavailable: If the text is unavailable.
         OSError: If the disk is full; nothing half-written is left.
     """
-    folder = Path(folder)
+    folder = as_path("folder", folder)
     settings = {"vocab_size": vocab_size, "kind": kind, "max_length": max_length,
                 "max_words": max_words, "seed": seed, "sample_size": sample_size,
                 "max_pairs": max_pairs, "sample": sample,
                 "copies": copies}  # fmt: skip
     _check_settings(settings, threads)
+    if tokenizer is not None and not hasattr(tokenizer, "encode_all"):
+        raise ValueError(f"tokenizer={tokenizer!r}: give a Tokenizer, or None.")
     if tokenizer:
         settings["vocab_size"] = tokenizer.vocab_size
         settings["tokenizer"] = hashlib.sha256(tokenizer.model).hexdigest()
-    if tokenizer and normalize:
+    if tokenizer and normalize is not None:
         raise ValueError(
             f"normalize={normalize!r}: the tokenizer that was given has its own rule."
         )
-    normalize = normalize or ("nfc" if _user_files(corpus) else "nmt_nfkc")
+    if normalize is None:
+        normalize = "nfc" if _user_files(corpus) else "nmt_nfkc"
     if not tokenizer and normalize != "nmt_nfkc":
         settings["normalize"] = normalize
     if fold:
@@ -843,16 +846,17 @@ def _changed_files(prepared: Prepared, corpus) -> str:
 
 def _check_settings(settings: dict, threads: int | None) -> None:
     """Refuse numbers below 1, a share that is none, and a seed that is none."""
-    if not 0 <= settings["sample"] <= 1:
-        raise ValueError(f"sample={settings['sample']}: must be from 0 to 1.")
-    seed, most = settings["seed"], 2**32 - 1  # SentencePiece's
-    if not 0 <= seed <= most or seed != int(seed):
-        raise ValueError(f"seed={seed}: must be a whole number from 0 to {most:,}.")
-    other = ("kind", "seed", "sample")
+    sample, seed, most = settings["sample"], settings["seed"], 2**32 - 1
+    if not isinstance(sample, int | float) or not 0 <= sample <= 1:
+        raise ValueError(f"sample={sample!r}: must be from 0 to 1.")
+    if type(seed) is not int or not 0 <= seed <= most:  # SentencePiece's
+        raise ValueError(f"seed={seed!r}: must be a whole number from 0 to {most:,}.")
+    other, optional = ("kind", "seed", "sample"), ("max_words", "max_pairs", "threads")
     numbers = {k: v for k, v in settings.items() if k not in other}
     for name, value in (numbers | {"threads": threads}).items():
         most = 1024 if name == "threads" else 10**9
-        if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+        whole = type(value) is int and 1 <= value <= most
+        if not whole and not (value is None and name in optional):
             raise ValueError(
                 f"{name}={value!r}: must be at least 1, at most {most:,}, and whole."
             )

@@ -403,7 +403,12 @@ def _user_files(spec: str | Path | dict) -> dict:
                 "a file like 'mine.tsv', or a table of files for each split."
             )
         spec = {"train": spec}
-    if not isinstance(spec, dict) or not spec.keys() & set(_SPLITS):
+    if not isinstance(spec, dict):
+        raise ValueError(
+            f"corpus is of type {type(spec).__name__}: give a name, a path, or a table "
+            "that must name the files of 'train', such as {'train': ['a.en', 'a.de']}."
+        )
+    if not spec.keys() & set(_SPLITS):
         raise ValueError(f"corpus={spec!r}: must name the files of 'train'.")
     allowed = {*_SPLITS, *_SETTINGS, "name", "licence", "share"}
     if unknown := sorted(spec.keys() - allowed, key=str):

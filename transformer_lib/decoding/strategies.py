@@ -677,6 +677,7 @@ def decode_rows(
     _check_search(beam_size, alpha, n_best)
     settings = beam_size, alpha, max_extra, n_best, no_repeat_ngram_size
     fitting = 2**25 // (beam_size * model.config.vocab_size)
+    _check_whole(1, max_tokens=max_tokens, max_sentences=max_sentences)
     max_sentences = min(max_sentences, max(fitting, 1))
     out: list = [None] * len(rows)
     lengths = [len(row) + 1 for row in rows]

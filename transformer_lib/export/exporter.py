@@ -19,7 +19,7 @@ import torch
 from ..batches import pad, sweep_part
 from ..decoding import greedy_decode
 from .common import _check_export, _token_scores
-from ..files import leftovers
+from ..files import as_path, leftovers
 from ..tokenizer import EOS, Tokenizer
 from ..transformer import Transformer, evaluating
 
@@ -50,7 +50,15 @@ def export_model(
             holds something else; then nothing is written.
         OSError: If one cannot be written.
     """
-    if unknown := set(kinds) - set(_EXPORTS):
+    folder = as_path("folder", folder)
+    if not (isinstance(model, torch.nn.Module) and hasattr(tokenizer, "encode_all")):
+        given = f"{type(model).__name__} and {type(tokenizer).__name__}"
+        raise ValueError(
+            f"export_model needs a Transformer and its Tokenizer; it got {given}."
+        )
+    if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds:
+        raise ValueError(f"kinds={kinds!r}: give a list of {', '.join(_EXPORTS)}.")
+    if unknown := [str(kind) for kind in kinds if kind not in _EXPORTS]:
         known = ", ".join(_EXPORTS)
         raise ValueError(f"{', '.join(sorted(unknown))}: there are {known}.")
     from transformer_lib.export.ctranslate2 import _export_ctranslate2

@@ -27,7 +27,7 @@ from ..batches import Prepared, sweep_part, whole_folder
 from ..batches.plan import _check_padding
 from ..batches.prepared import _is_free, _is_ours, _lock, _put_back
 from ..corpora import load_corpus
-from ..files import NotWritten, leftovers
+from ..files import NotWritten, as_path, leftovers
 from transformer_lib.runs.checkpoints import (
     _MANIFEST,
     DamagedFile,
@@ -466,7 +466,7 @@ def load_pretrained(
     Raises:
         ValueError: If there is no such model, or a file of it is damaged.
     """
-    folder = _find_pretrained(folder_or_name)
+    folder = _find_pretrained(as_path("folder_or_name", folder_or_name))
     if not (folder / "weights.safetensors").exists():
         run = Run.load(folder, device)
         about = {"data": run.data, "environment": run.environment}
