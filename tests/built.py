@@ -30,6 +30,10 @@ def documents():
     return found
 
 
+NOTEBOOKS = [name for name in documents() if name.startswith("notebooks/")]
+CHAPTERS = [name for name in NOTEBOOKS if "under_the_hood" not in name]
+
+
 def need_the_book():
     """`make test` builds the book; pytest alone does without it."""
     if not os.environ.get("LITERATE_BOOK"):

@@ -6,17 +6,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from built import HTML, ROOT, Page, documents, need_the_book
+from built import CHAPTERS, HTML, NOTEBOOKS, ROOT, Page, documents, need_the_book
 from real_text import MIRROR, REAL
 
 need_the_book()
 
 DOCUMENTS = documents()
-CHAPTERS = [name for name in DOCUMENTS if name.startswith("notebooks/")]
 MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@"
 
 each_page = pytest.mark.parametrize("name", DOCUMENTS)
-each_chapter = pytest.mark.parametrize("name", CHAPTERS)
+each_chapter = pytest.mark.parametrize("name", NOTEBOOKS)
 
 
 @cache
@@ -80,7 +79,7 @@ def test_nothing_is_fetched_from_elsewhere(name):
 @each_chapter
 def test_chapter_ran(name):
     timings = json.loads((ROOT / "_build" / "timings.json").read_text("utf-8"))
-    record = timings[name.split("/")[-1]]
+    record = timings[name.removeprefix("notebooks/")]
     assert record["seconds"] > 0
     assert "This chapter ran in" in page(name).text
     assert "Traceback (most recent call last)" not in page(name).text

@@ -3,11 +3,10 @@
 import re
 
 import pytest
-from built import HTML, Page, documents, need_the_book
+from built import CHAPTERS, HTML, Page, need_the_book
 
 need_the_book()
 
-CHAPTERS = [name for name in documents() if name.startswith("notebooks/")]
 TO_TOUCH = r'<div [^<>]*class="(?:interactive-figure|attention-view)"'
 
 

@@ -156,7 +156,7 @@ def add_run_time(app, doctree):
     docname = app.env.docname
     if not is_chapter(docname):
         return
-    record = timings_of(app).get(docname.split("/")[-1])
+    record = timings_of(app).get(docname.removeprefix(f"{CHAPTERS}/"))
     if not hasattr(app.env, "literate_runs"):
         app.env.literate_runs = {}
     app.env.literate_runs[docname] = record and record.get("ran")
@@ -176,7 +176,7 @@ def outdated(app, env, added, changed, removed):
         docname
         for docname, ran in runs.items()
         if docname in env.found_docs
-        and ran != timings.get(docname.split("/")[-1], {}).get("ran")
+        and ran != timings.get(docname.removeprefix(f"{CHAPTERS}/"), {}).get("ran")
     }
     tables = getattr(env, "literate_tables", {})
     stale |= {

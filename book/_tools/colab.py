@@ -31,6 +31,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from chapters import all_notebooks, name_of
 from release import ADDRESS, tag
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,14 +168,19 @@ def installed(place: Path) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
+def label(notebook: Path) -> str:
+    """A notebook's name without a folder, for files."""
+    return name_of(notebook).replace("/", "-")
+
+
 def execute(place: Path, notebook: Path, what: str) -> tuple[bool, float]:
     """Whether a notebook ran in a folder where nothing else is, and the seconds."""
-    folder = place / "content" / f"{notebook.stem}-{what}"
+    folder = place / "content" / f"{label(notebook)}-{what}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shutil.copy(notebook, folder)
     start = time.perf_counter()
-    log = place / "logs" / f"{notebook.stem}.log"
+    log = place / "logs" / f"{label(notebook)}.log"
     inside = place / "env" / "bin" / "python"
     try:
         run([inside, "-c", RUN, notebook.name, what, TIMEOUT], log,
@@ -190,8 +196,9 @@ def chosen(names: list[str], root: Path = ROOT) -> list[Path]:
     Raises:
         SystemExit: If there is no such chapter.
     """
-    every = {p.stem: p for p in sorted((root / "notebooks").glob("*.ipynb"))}
-    named = {name.partition("_")[0]: name for name in every} | {n: n for n in every}
+    every = all_notebooks(root / "notebooks")
+    named = {n.partition("_")[0]: n for n in every if "/" not in n}
+    named |= {name: name for name in every}
     for name in set(names) - set(named):
         sys.exit(f"There is no chapter {name!r}. There are: {', '.join(every)}")
     wanted = {named[name] for name in names} or set(every)
@@ -213,8 +220,8 @@ def first_cells(place: Path, notebooks: list[Path]) -> None:
             continue
         seen.add(cell)
         if not execute(place, notebook, "first")[0]:
-            sys.exit(f"The first cell of {notebook.stem} failed: "
-                     f"{place / 'logs' / notebook.stem}.log")  # fmt: skip
+            sys.exit(f"The first cell of {label(notebook)} failed: "
+                     f"{place / 'logs' / label(notebook)}.log")  # fmt: skip
     after = installed(place)
     changed = {n: f"{n} {v} -> {after.get(n)}" for n, v in before.items()
                if after.get(n) != v and n != "transformer-lib"}  # fmt: skip
@@ -262,17 +269,17 @@ def main() -> None:
     def key(notebook: Path) -> str:
         return hashlib.sha256(about.encode() + notebook.read_bytes()).hexdigest()
 
-    todo = [p for p in notebooks if asked.fresh or ran.get(p.stem) != key(p)]
+    todo = [p for p in notebooks if asked.fresh or ran.get(label(p)) != key(p)]
     if todo:
         first_cells(place, todo)
 
     def one(notebook: Path) -> str | None:
         good, seconds = execute(place, notebook, "all")
-        word = "" if good else f"  FAILED: {place / 'logs' / notebook.stem}.log"
-        print(f"  {notebook.stem:20} {seconds:6.1f} s{word}", flush=True)
+        word = "" if good else f"  FAILED: {place / 'logs' / label(notebook)}.log"
+        print(f"  {label(notebook):20} {seconds:6.1f} s{word}", flush=True)
         if not good:
-            return notebook.stem
-        ran[notebook.stem] = key(notebook)
+            return label(notebook)
+        ran[label(notebook)] = key(notebook)
         state.write_text(json.dumps(ran, indent=1), "utf-8")
         return None
 

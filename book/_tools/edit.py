@@ -20,8 +20,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from chapters import NOTEBOOKS, all_notebooks
+
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = ROOT / "notebooks"
 EDIT = ROOT / "_build" / "edit"
 TOOLS = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
@@ -41,8 +42,8 @@ def run(*command: str | Path) -> None:
 
 def find_chapter(name: str) -> Path:
     """The notebook of a chapter, by its name or its number."""
-    names = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
-    wanted = Path(name).stem
+    names = list(all_notebooks())
+    wanted = name.removeprefix("notebooks/").removesuffix(".ipynb")
     found = [n for n in names if n == wanted or n.split("_")[0] == wanted]
     if len(found) != 1:
         said = f"no chapter is called {name!r}" if name else "no chapter was named"
@@ -106,7 +107,7 @@ def open_editor(text: Path) -> bool:
 
 def main() -> None:
     notebook = find_chapter(" ".join(sys.argv[1:]).strip())
-    text = EDIT / f"{notebook.stem}.md"
+    text = EDIT / notebook.relative_to(NOTEBOOKS).with_suffix(".md")
     shown = text.relative_to(ROOT)
     notebook_changed, text_changed = True, False
     if text.exists():
@@ -129,7 +130,7 @@ def main() -> None:
         return
     to_notebook(text, notebook)
     to_text(notebook, text)
-    print(f"{shown} is back in notebooks/{notebook.name}; the library is exported.")
+    print(f"{shown} is back in {notebook.relative_to(ROOT)}; the library is exported.")
 
 
 if __name__ == "__main__":

@@ -25,8 +25,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from chapters import all_notebooks
 from fold import fold_all
-from release import name_release, notebooks
+from release import name_release
 
 ROOT = Path(__file__).resolve().parents[2]
 HAND_WRITTEN = {"__init__.py", "__init__.pyi", "__main__.py"}
@@ -211,8 +212,8 @@ def main() -> int:
     check = parser.parse_args().check
     library = ROOT / "transformer_lib"
     if not check:
-        fold_all(notebooks())
-        name_release(notebooks())
+        fold_all([*all_notebooks().values()])
+        name_release([*all_notebooks().values()])
     with tempfile.TemporaryDirectory() as folder:
         wanted = exported(Path(folder))
     changes = differences(wanted, library)

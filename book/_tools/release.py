@@ -14,6 +14,8 @@ import re
 import sys
 from pathlib import Path
 
+from chapters import all_notebooks
+
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "https://github.com/literate-transformer/literate-transformer"
 INSTALLS = re.compile(rf"(%pip .*git\+{re.escape(ADDRESS)})(?:@[\w.]+)?")
@@ -23,12 +25,6 @@ def tag() -> str:
     """The tag of this version."""
     text = (ROOT / "transformer_lib" / "__init__.py").read_text("utf-8")
     return "v" + re.search(r'^__version__ = "(.+)"$', text, re.M)[1]
-
-
-def notebooks() -> list[Path]:
-    """All notebooks: the chapters, and what is under their hoods."""
-    folder = ROOT / "notebooks"
-    return sorted([*folder.glob("*.ipynb"), *folder.glob("under_the_hood/*.ipynb")])
 
 
 def name_release(paths: list[Path], check: bool = False) -> list[str]:
@@ -55,7 +51,7 @@ def faults(asked: str) -> list[str]:
     changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     found = [f"{name} installs another release: make export"
-             for name in name_release(notebooks(), check=True)]  # fmt: skip
+             for name in name_release([*all_notebooks(ROOT / "notebooks").values()], True)]  # fmt: skip
     if asked != tag():
         found.append(f"transformer_lib.__version__ is {version}, the tag is {asked}")
     if not re.search(rf"^## {re.escape(version)}\b", changes, re.M):

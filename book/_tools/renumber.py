@@ -43,7 +43,7 @@ KEY = re.compile(r"^(    \")(\d{1,2})(\.\d\": )", re.MULTILINE)  # of a test's t
 def in_order() -> list[str]:
     """The chapters, as _toc.yml names them."""
     toc = (ROOT / "_toc.yml").read_text("utf-8")
-    return re.findall(r"file: notebooks/(\w+)", toc)
+    return re.findall(r"file: notebooks/(\w+)$", toc, re.M)
 
 
 def changed(text: str, names: dict[str, str]) -> str:
@@ -127,9 +127,9 @@ def main() -> None:
         if new != old:
             path.write_text(new, "utf-8")
     for old, new in moved.items():  # two steps: a new name may be an old one
-        path = ROOT / "notebooks" / f"{old}.ipynb"
-        path.rename(path.with_name(f"{new}.ipynb.moving"))
-    for path in (ROOT / "notebooks").glob("*.moving"):
+        for path in (ROOT / "notebooks").rglob(f"{old}.ipynb"):
+            path.rename(path.with_name(f"{new}.ipynb.moving"))
+    for path in (ROOT / "notebooks").rglob("*.moving"):
         path.rename(path.with_suffix(""))
 
 

@@ -3,6 +3,7 @@
     python book/_tools/run_notebooks.py                 every chapter that needs it
     python book/_tools/run_notebooks.py 02_attention    this one, if it needs it
     python book/_tools/run_notebooks.py -f 02_attention this one, in any case
+    python book/_tools/run_notebooks.py under_the_hood/02_attention
 
 Each runs as a reader runs it: the library comes by pip from a wheel, there is no
 checkout near, and the notebook has a folder of its own. A library that is found
@@ -45,10 +46,10 @@ os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 import forked  # noqa: E402
 import installed  # noqa: E402
 import nbformat  # noqa: E402
+from chapters import all_notebooks, name_of  # noqa: E402
 from doors import taken  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = ROOT / "notebooks"
 LIBRARY = ROOT / "transformer_lib"
 RUNS = ROOT / "_build" / "runs"  # models that one chapter trains and others load
 CACHE = ROOT / "_build" / ".jupyter_cache"
@@ -382,20 +383,21 @@ def urgency(name: str, timings: dict) -> float:
 def run_all(paths: list[Path], jobs: int, force: bool, timeout: int) -> int:
     """Run what needs running; returns the number of failures."""
     timings = read_timings()
-    notebooks = {p.stem: nbformat.read(p, 4) for p in paths}
-    every = {p.stem: p for p in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    notebooks = {name_of(p): nbformat.read(p, 4) for p in paths}
+    every = all_notebooks()
     keys: dict[str, str] = {}
     for name in sorted(every, key=lambda n: (n in AFTER, n)):
         notebook = notebooks.get(name) or nbformat.read(every[name], 4)
         keys[name] = key_of(name, notebook, keys)
 
     def is_fresh(path: Path) -> bool:
-        record, name = timings.get(path.stem, {}), path.stem
+        name = name_of(path)
+        record = timings.get(name, {})
         same = record.get("key") == keys[name]
         same = same and record.get("corpora") == corpora_of(notebooks[name])
         return same and is_stored(path)
 
-    todo = {p.stem: p for p in paths if force or not is_fresh(p)}
+    todo = {name_of(p): p for p in paths if force or not is_fresh(p)}
     kept = len(paths) - len(todo)
     where, start, failures, running = device(), time.perf_counter(), {}, {}
     ran: list[str] = []
@@ -466,8 +468,8 @@ def main() -> int:
     parser.add_argument("-f", "--force", action="store_true", help="run in any case")
     parser.add_argument("--timeout", type=int, default=TIMEOUT, help="seconds a cell")
     args = parser.parse_args()
-    known = {p.stem: p for p in sorted(NOTEBOOKS.glob("*.ipynb"))}
-    wanted = [Path(n).stem for n in args.names] or list(known)
+    known = all_notebooks()
+    wanted = [name_of(Path(n)) for n in args.names] or list(known)
     unknown = [n for n in wanted if n not in known]
     if unknown:
         have = ", ".join(known)
