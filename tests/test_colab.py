@@ -9,6 +9,7 @@ import tomllib
 
 import pytest
 from built import ROOT
+from chapters import all_notebooks, name_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -26,8 +27,8 @@ def colab():
 
 
 def test_all_chapters_or_those_that_are_named(colab):
-    every = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    assert [path.stem for path in colab.chosen([])] == every
+    every = [*map(name_of, all_notebooks().values())]
+    assert [name_of(path) for path in colab.chosen([])] == every
     some = colab.chosen(["32_evidence", "02", "32"])
     assert [path.stem for path in some] == ["02_attention", "32_evidence"]
     with pytest.raises(SystemExit, match="no chapter '3'. There are: 00_why"):

@@ -11,12 +11,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from chapters import all_notebooks, name_of
 from doors import taken
 from release import tag
 from test_house import METHODS
 
 ROOT = Path(__file__).parents[1]
-PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PATHS = [*all_notebooks().values()]
 TAGS = {
     "remove-cell",
     "remove-input",
@@ -54,7 +55,7 @@ MYST = re.compile(
     r"^\s*(`{3,}\{[\w-]+\}|:{3,}\{?[\w-]+|\$\$.*\$\$\s*\(\w+\))|\{\w+\}`", re.M
 )
 
-each_chapter = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+each_chapter = pytest.mark.parametrize("path", PATHS, ids=name_of)
 
 
 @cache
@@ -74,9 +75,11 @@ def number(path):
 
 
 def test_there_are_chapters():
-    assert PATHS, "notebooks/ holds no chapter"
+    chapters = [path for path in PATHS if "/" not in name_of(path)]
+    assert chapters, "notebooks/ holds no chapter"
     assert all(re.fullmatch(r"\d\d_[a-z_]+", path.stem) for path in PATHS)
-    assert len({number(path) for path in PATHS}) == len(PATHS)
+    assert len({number(path) for path in chapters}) == len(chapters)
+    assert {path.name for path in PATHS} == {path.name for path in chapters}
 
 
 @each_chapter
@@ -201,7 +204,7 @@ FIRST_SEEN = ["hello", "attention", "multihead", "positions", "encoder", "decode
 @pytest.mark.parametrize("name", FIRST_SEEN)
 def test_the_books_sentence_is_seen_before_anything_is_built(name):
     """A figure of trained numbers stands before the list of what is needed."""
-    (path,) = (path for path in PATHS if path.stem[3:] == name)
+    (path,) = (path for path in PATHS if name_of(path)[3:] == name)
     every = cells(path)
     wants = next(
         i for i, c in enumerate(every) if "> **You will build**" in c["source"]
@@ -221,7 +224,7 @@ PRINTED_FIRST = ["corpora", "tokenizer", "training", "translator"]
 @pytest.mark.parametrize("name", FIGURE_FIRST + PRINTED_FIRST)
 def test_something_is_seen_before_the_list_of_what_is_needed(name):
     """A figure, or what the thing at work prints."""
-    (path,) = (path for path in PATHS if path.stem[3:] == name)
+    (path,) = (path for path in PATHS if name_of(path)[3:] == name)
     every = cells(path)
     wants = next(
         i for i, c in enumerate(every) if "> **You will build**" in c["source"]
@@ -357,7 +360,7 @@ def test_import_arrows_run_downward(path):
 
 def test_every_chapter_is_in_the_book():
     toc = (ROOT / "_toc.yml").read_text("utf-8")
-    missing = [p.stem for p in PATHS if f"notebooks/{p.stem}\n" not in toc]
+    missing = [n for n in map(name_of, PATHS) if f"notebooks/{n}\n" not in toc]
     assert not missing, f"not in _toc.yml: {missing}"
 
 

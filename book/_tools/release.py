@@ -50,8 +50,11 @@ def faults(asked: str) -> list[str]:
     version = tag().removeprefix("v")
     changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
-    found = [f"{name} installs another release: make export"
-             for name in name_release([*all_notebooks(ROOT / "notebooks").values()], True)]  # fmt: skip
+    notebooks = [*all_notebooks(ROOT / "notebooks").values()]
+    found = [
+        f"{name} installs another release: make export"
+        for name in name_release(notebooks, check=True)
+    ]
     if asked != tag():
         found.append(f"transformer_lib.__version__ is {version}, the tag is {asked}")
     if not re.search(rf"^## {re.escape(version)}\b", changes, re.M):
