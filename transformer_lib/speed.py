@@ -25,13 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .attention import scaled_dot_product_attention
-from transformer_lib.batches import (
-    Batch,
-    TokenPairs,
-    make_batch,
-    pack,
-    plan_batches,
-)
+from .batches import Batch, TokenPairs, make_batch, pack, plan_batches
 from .multihead import use_attention
 from transformer_lib.objective import (
     build_optimizer,
