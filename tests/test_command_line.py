@@ -131,6 +131,15 @@ def test_translate_writes_one_line_for_each_whatever_it_says(at, capsys):
     assert not list(at.glob("*.part"))
 
 
+def test_translate_refuses_a_table_and_shows_a_line(at, capsys):
+    (at / "two.tsv").write_text("A dog.\tEin Hund.\n" * 3)
+    asked = ["translate", "run", "two.tsv", "--output", "two.de"]
+    assert main(asked) == 2
+    said = capsys.readouterr()
+    assert "two.tsv has columns" in said.err and "1: 'A dog.'; 2: 'Ein H" in said.err
+    assert not said.out and not (at / "two.de").exists()
+
+
 def test_prepare_finds_columns_and_says_what_it_read(at, capsys):
     """A table with ids, a small text, a rule for punctuation: all by options."""
     rows = [f"{i}\tA dog {i}.\t{i + 9}\t犬，{i}？\n" for i in range(60)]

@@ -1,6 +1,7 @@
 """Pairs from the forms in which people keep them; what is no text is never a side."""
 
 import csv
+import gzip
 import io
 import json
 import re
@@ -288,6 +289,36 @@ def test_what_is_not_read_is_refused_by_its_name(tmp_path):
         read(tmp_path / "opus.zip")
     files = tmp_path / "opus.zip/c.de-en.en", tmp_path / "opus.zip/c.de-en.de"
     assert read(*files)[0] == [("a b", "c d")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "row"),
+    [("a.tsv", "A dog.\tEin Hund.\n", "1: 'A dog.'; 2: 'Ein Hund.'"),
+     ("a.tsv.gz", "A dog.\tEin Hund.\n", "1: 'A dog.'; 2: 'Ein Hund.'"),
+     ("a.txt", "1\tA dog.\n2\tA cat.", "1: '1'; 2: 'A dog.'"),
+     ("a.csv", 'en,de\n"A dog, a cat.",Ein\n', "1: 'en'; 2: 'de'"),
+     ("b", "A dog.\tEin Hund.\n" * 900 + "no tab\n", "1: 'A dog.'; 2: 'Ein")],
+)  # fmt: skip
+def test_columns_are_no_lines(name, text, row, tmp_path):
+    """Where one side is needed, such as by translate; a line is shown."""
+    content = text.encode()
+    packed = gzip.compress(content) if name.endswith(".gz") else content
+    (tmp_path / name).write_bytes(packed)
+    said = rf"{name} has columns .*the first is {re.escape(row)}.*cut -f 1"
+    with pytest.raises(CorpusUnavailable, match=said):
+        list(side_lines(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.txt", "A dog.\tEin Hund."), ("a.txt", "A dog.\tEin Hund.\nA cat.\n"),
+     ("a", f"A dog.\t{'x ' * 9000}\nA cat.\ty\n"),
+     ("a.csv", "A dog, a cat.\nA cat.\n"), ("a.tsv", "A dog.\n"), ("a.tsv", "")],
+)  # fmt: skip
+def test_lines_with_a_tab_or_a_comma_are_lines(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    assert list(side_lines(tmp_path / name)) == text.encode().splitlines()
+
 
 
 # --- what cannot be read: a little is told, much is refused --------------------------

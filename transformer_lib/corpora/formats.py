@@ -287,6 +287,8 @@ def side_lines(
             f"{name} is {form.upper()}, which may hold both sides: write the side that "
             "is meant to a file of lines."
         )
+    if not form or form == "csv":
+        _refuse_columns(file, name, "," if form else "\t")
     if form == "wmt":
         for *_, sentence in _segments(file.read().decode("utf-8-sig", "replace")):
             yield sentence.encode()
@@ -296,6 +298,31 @@ def side_lines(
         file.close()
 
 # %% ../../notebooks/08_corpora.ipynb #b1ef0fef
+def _refuse_columns(file: BinaryIO, name: str, delimiter: str) -> None:
+    """Refuse an open file whose first lines all have columns, and show one.
+
+    Raises:
+        CorpusUnavailable: If it has; a single line must be in a .tsv or .csv.
+    """
+    try:
+        start = file.peek(4096)[:4096]
+    except (RuntimeError, *_DAMAGE):
+        return  # the reader is told
+    lines = [line for line in start.decode(errors="replace").splitlines() if line]
+    if len(start) == 4096 and len(lines) > 1:
+        lines.pop()  # it may go on
+    quoting = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
+    rows = list(csv.reader(lines, delimiter=delimiter, quoting=quoting))
+    sure = len(rows) > 1 or re.search(r"\.[ct]sv\b", name)
+    if rows and sure and min(map(len, rows)) > 1:
+        row = "; ".join(f"{i}: {cell[:40]!r}" for i, cell in enumerate(rows[0], 1))
+        raise CorpusUnavailable(
+            f"{name} has columns where lines of one side are needed; the first is "
+            f"{row}. Write the column that is meant to a file of its own, such as "
+            "with cut -f 1."
+        )
+
+
 def _two_files(source: str | Path, target: str | Path, uneven: str) -> Iterator:
     """(line number, source line, target line, reason) from two files of lines.
 
