@@ -44,8 +44,8 @@ from transformer_lib.export import to_int8, to_marian
 from transformer_lib.export.common import _piece_names
 from transformer_lib.export.ctranslate2 import _ctranslate2_spec
 from transformer_lib.runs import environment_record, load_pretrained
-from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.speed import _fast_kinds
+from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.training import PRECISIONS
 from transformer_lib.transformer import Transformer, TransformerConfig, evaluating
@@ -344,7 +344,7 @@ def go_on(given, cases: dict, fingerprint: dict) -> dict:
     end = time.monotonic() + 60 * given.minutes
     if given.device == "cpu" and "bleu" not in state:
         state["bleu"] = quality(given.quick)
-        _write_json(given.rounds, state)
+        write_json(given.rounds, state)
     for number, (name, (says, make)) in enumerate(cases.items()):
         kept = state["cases"].setdefault(name, {"says": says})
         seconds = kept.setdefault("seconds", {})
@@ -366,7 +366,7 @@ def go_on(given, cases: dict, fingerprint: dict) -> dict:
                 not enough(seconds, given.quick) and time.monotonic() < stop
             ):
                 one_round(runs, seconds)
-                _write_json(given.rounds, state)
+                write_json(given.rounds, state)
         print(f"{name}: {len(seconds['ours float32'])} rounds, "
               f"{'sure' if sure(seconds) else 'not within 5 % yet'}")  # fmt: skip
     return state

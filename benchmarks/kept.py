@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from transformer_lib.files import _ensure_writable
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import ensure_writable, write_json
 
 EVIDENCE = Path(__file__).parents[1] / "transformer_lib" / "evidence"
 
@@ -13,9 +12,9 @@ def out_file(name: str) -> Path:
     """The file of --out, for argparse: where it cannot be written, that is said now."""
     path = Path(name)
     try:
-        _ensure_writable(path.parent, folder=True)  # it is made if it is not there
+        ensure_writable(path.parent, folder=True)  # it is made if it is not there
         if path.parent.is_dir():
-            _ensure_writable(path)
+            ensure_writable(path)
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return path
@@ -30,5 +29,5 @@ def keep(record: dict, name: str, out: Path | None, quick: bool) -> None:
         out = EVIDENCE / f"{name}.json"
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _write_json(out, record)
+        write_json(out, record)
         print(f"written: {out}")

@@ -71,7 +71,7 @@ from transformer_lib.batches import Prepared, make_batch, pack, plan_batches
 from transformer_lib.corpora import CorpusUnavailable, load_corpus
 from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import Recipe, environment_record, trainer
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD, UNK
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
 
@@ -790,7 +790,7 @@ def kept_decoding(place: Path, asked) -> dict | None:
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     file = place / f"decoding-{asked.sentences}-{asked.threads}-{code[:12]}.json"
     if "decoding" in asked.parts and not file.exists():
-        _write_json(file, decode(place / "exports", asked))
+        write_json(file, decode(place / "exports", asked))
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 

@@ -25,7 +25,7 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.encoder import _mean_cosines
 from transformer_lib.runs import Run, environment_record
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import EOS
 from transformer_lib.training import validation_loss
 
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
         "environment": environment_record("cpu"),
         "results": {name: measure(run, pairs) for name, run in runs.items()},
     }
-    _write_json(given.out, record)
+    write_json(given.out, record)
     for name, one in record["results"].items():
         print(name, one["cosines"], one["loss"], one["loss_with_another_source"])
 

@@ -41,10 +41,9 @@ from transformer_lib.command_line import _recipe_asked
 from transformer_lib.corpora import load_corpus
 from transformer_lib.export import to_marian
 from transformer_lib.export.marian import _marian_config
-from transformer_lib.files import whole_file
 from transformer_lib.runs import Recipe, environment_record
-from transformer_lib.runs.checkpoints import _write_json
 from transformer_lib.runs.trainer import _all_pairs, _data_record, _rate_at, _ready_data
+from transformer_lib.storage import whole_file, write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -238,7 +237,7 @@ def main() -> None:
         recipe, asked.run_dir, asked.device, asked.split, asked.data, asked.begin
     )
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    _write_json(asked.out, record)
+    write_json(asked.out, record)
 
 
 if __name__ == "__main__":

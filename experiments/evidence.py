@@ -29,10 +29,10 @@ from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.export.onnx import _rounded_to_8_bits
-from transformer_lib.files import _ensure_writable
 from transformer_lib.runs import Recipe, Run, runs_folder, train
-from transformer_lib.runs.checkpoints import _step_files, _write_json
+from transformer_lib.runs.checkpoints import _step_files
 from transformer_lib.runs.folder import _pair_key
+from transformer_lib.storage import ensure_writable, write_json
 from transformer_lib.tokenizer import fold_text
 from transformer_lib.training import validation_loss
 from transformer_lib.transformer import default_device
@@ -148,13 +148,13 @@ def main(arguments: list[str] | None = None) -> None:
     run_dir = asked.run_dir or runs_folder() / recipe.name
     device = default_device(asked.device)
     path = asked.out or ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
-    _ensure_writable(path.parent, folder=True)
+    ensure_writable(path.parent, folder=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _ensure_writable(path)
+    ensure_writable(path)
     if not asked.score_only:
         data = translator_text.ready(recipe, asked.text) if asked.text else None
         train(recipe, run_dir, data, device=device, max_seconds=60 * asked.max_minutes)
-    _write_json(path, record_of(run_dir, device, asked.weights))
+    write_json(path, record_of(run_dir, device, asked.weights))
     print(f"The record is in {path}.")
     if len(_step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
         Run.load(run_dir, device, "average").save_pretrained(run_dir / "averaged")

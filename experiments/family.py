@@ -30,7 +30,7 @@ from transformer_lib.family.pretraining import (
     _small_tokenizer,
 )
 from transformer_lib.runs import environment_record
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS
 
 OUT = Path(__file__).parents[1] / "transformer_lib/evidence/family-small.json"
@@ -140,7 +140,7 @@ def main() -> None:
         found = run(*arguments)
         found["seconds"] = round(time.thread_time() - start, 1)
         record["results"][name] = found
-        _write_json(OUT, record)
+        write_json(OUT, record)
         shown = {k: v for k, v in found.items() if k != "losses"}
         print(name, json.dumps(shown), flush=True)
 

@@ -25,10 +25,10 @@ from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.evaluation import chrf, sacre_bleu
-from transformer_lib.files import whole_file
 from transformer_lib.fine_tuning import fine_tuning_recipe, mix_pairs
 from transformer_lib.runs import Run, load_pretrained, train
-from transformer_lib.runs.checkpoints import _checkpoint_files, _step_of, _write_json
+from transformer_lib.runs.checkpoints import _checkpoint_files, _step_of
+from transformer_lib.storage import whole_file, write_json
 from transformer_lib.training import validation_loss
 from transformer_lib.translator import Translator
 
@@ -174,7 +174,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     asked = arguments()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    _write_json(asked.out, run(asked))
+    write_json(asked.out, run(asked))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from evidence import translator
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.runs import Run, average_checkpoints, environment_record
-from transformer_lib.runs.checkpoints import _load_weights, _step_files, _write_json
+from transformer_lib.runs.checkpoints import _load_weights, _step_files
+from transformer_lib.storage import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,7 +51,7 @@ def main() -> None:
             "bleu": bleu.value,
         }
         record["signature"] = bleu.signature
-        _write_json(out, record)
+        write_json(out, record)
         print(f"{name:24} {bleu.value:6.2f}", flush=True)
 
     torch.set_num_threads(1)

@@ -41,8 +41,8 @@ from transformer_lib.runs.checkpoints import (
     _load_weights,
     _step_files,
     _step_of,
-    _write_json,
 )
+from transformer_lib.storage import write_json
 from transformer_lib.training import PRECISIONS
 from transformer_lib.transformer import default_device
 
@@ -69,7 +69,7 @@ class Trainer:
         self.at = load_checkpoint(last, self.model, self.optimizer) or Progress()
         about = folder / "environment.json"
         if not about.exists():
-            _write_json(about, environment_record(device))
+            write_json(about, environment_record(device))
         self.environment = json.loads(about.read_text("utf-8"))
 
     def train(self) -> None:
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
         "counts": [[s.matched, s.gold, s.parsed] for s in each],
     }  # fmt: skip
     evidence = ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
-    _write_json(given.out or evidence, record)
+    write_json(given.out or evidence, record)
 
 
 if __name__ == "__main__":

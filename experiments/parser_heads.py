@@ -23,7 +23,7 @@ from transformer_lib.parsing import Tree, load_trees
 from transformer_lib.parsing.parser import _slot_search
 from transformer_lib.parsing.tree_tokens import _source_text, _split_words, _tree_pair
 from transformer_lib.runs import Run, environment_record
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS
 
 OUT = Path(__file__).resolve().parents[1] / "transformer_lib/evidence/parser-heads.json"
@@ -100,7 +100,7 @@ def main() -> None:
                         "sha256": bank.sha256},
         "environment": environment_record("cpu"), "results": results,
     }  # fmt: skip
-    _write_json(given.out, record)
+    write_json(given.out, record)
     for name, one in results.items():
         print(f"{name}: right {one['opening']:.2f} {one['closing']:.2f}, best head "
               f"{max(map(max, one['heads'])):.2f}")  # fmt: skip

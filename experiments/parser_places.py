@@ -26,8 +26,8 @@ from transformer_lib.runs.checkpoints import (
     _step_files,
     _step_of,
     _weights_in,
-    _write_json,
 )
+from transformer_lib.storage import write_json
 from transformer_lib.transformer import default_device
 
 
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         curve.append(point)
         print(point, flush=True)
     record["data"] |= {"corpus": recipe.corpus}  # and not where this run keeps it
-    _write_json(given.out, {
+    write_json(given.out, {
         "command": f"python experiments/parser_places.py {given.recipe}", **record,
         "environment": run.environment, "tokens": run.progress.tokens,
         "seconds": run.history[-1]["seconds"],

@@ -21,11 +21,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from transformer_lib.batches.prepared import _read_data
 from transformer_lib.parsing import BracketScore, load_trees, parse, train_parser
 from transformer_lib.parsing.parser import _score_parses
 from transformer_lib.runs import Recipe, Run, train
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import read_json, write_json
 from transformer_lib.transformer import default_device
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +65,7 @@ def train_in_stages(recipe: Recipe, folder: Path, given, few: list) -> Iterator[
         point = {"updates": run.progress.step, "tokens": run.progress.tokens}
         point |= {"valid_loss": run.history[-1]["valid_loss"]}
         curve.append(point | scored(last, few, 1))
-        _write_json(path, curve)
+        write_json(path, curve)
         print(json.dumps(curve[-1]), flush=True)
         yield curve[-1]
 
@@ -110,7 +109,7 @@ def main() -> None:
             some = [trees[i] for i in those], [parses[i] for i in those]
             groups[part] = _score_parses(*some)
     each = [BracketScore.of(t, p.tree) for t, p in zip(trees, parses, strict=True)]
-    data = _read_data(given.run / "trees" / "prepared")
+    data = read_json(given.run / "trees" / "prepared" / "data.json")
     in_a_pass = (data["train"]["tgt_tokens"] + data["train_pairs"]) / recipe.copies
     record = {
         "command": f"python experiments/parsing.py RUN --recipe {recipe.name}",
@@ -131,7 +130,7 @@ def main() -> None:
         "counts": [[s.matched, s.gold, s.parsed] for s in each],
     }  # fmt: skip
     evidence = ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
-    _write_json(given.out or evidence, record)
+    write_json(given.out or evidence, record)
     models = ROOT / "transformer_lib" / "pretrained"
     folder = given.out.parent / "averaged" if given.out else models / recipe.name
     short = {"updates": run.progress.step, "test_f1": record["f1"]}

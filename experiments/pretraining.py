@@ -35,10 +35,9 @@ from transformer_lib.family.pretraining import (
     _short_sentences,
     _span_loss,
 )
-from transformer_lib.files import whole_file
 from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import environment_record
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import whole_file, write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 
 SIZE = {"d_model": 128, "num_heads": 4, "num_layers": 3, "d_ff": 512, "dropout": 0.1}
@@ -212,7 +211,7 @@ def main() -> None:
     asked = parser.parse_args()
     load_corpus("tatoeba-en-de")  # or an error: no other text will do
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    _write_json(asked.out, run(**vars(asked)))
+    write_json(asked.out, run(**vars(asked)))
     asked.out.with_suffix(".pt").unlink(missing_ok=True)
 
 

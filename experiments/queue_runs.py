@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformer_lib.corpora.downloads import _cache_folder
-from transformer_lib.files import claimed, whole_file
+from transformer_lib.storage import claimed, whole_file
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "transformer_lib" / "evidence"

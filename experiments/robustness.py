@@ -15,7 +15,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 from transformer_lib.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,7 +88,7 @@ def main(given: list[str] | None = None) -> None:
             print(f"{row['why_not']}\n    {row['en']}\n    {row['output']}")
     if asked.out:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-        _write_json(asked.out, {"model": Path(asked.model).name} | record)
+        write_json(asked.out, {"model": Path(asked.model).name} | record)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from transformer_lib.batches import prepare
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import perplexity, sacre_bleu
 from transformer_lib.runs import Recipe, environment_record, train
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.translator import translate
 
@@ -112,7 +112,7 @@ def main() -> None:
         figures = measure(name, recipe, args.runs / args.settings.stem, args.sentences,
                           changes.get("sample", 0.0))  # fmt: skip
         record["variations"][name] = {"changes": changes, **figures}
-        _write_json(out, record)
+        write_json(out, record)
         print(f"{name:40} {figures['bleu']:5.1f} BLEU", flush=True)
 
 

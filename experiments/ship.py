@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 from transformer_lib.runs import Run
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "transformer_lib"
@@ -58,7 +58,7 @@ def ship(run_dir: Path, name: str, library: Path = LIBRARY) -> Path:
     if sizes >= LARGEST:
         raise ValueError(f"{sizes / 1e6:.1f} MB: a shipped model has less than 20.")
     run.save_pretrained(folder)
-    _write_json(library / "evidence" / f"{run.recipe.name}.json", record)
+    write_json(library / "evidence" / f"{run.recipe.name}.json", record)
     return folder
 
 

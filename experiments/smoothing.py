@@ -25,7 +25,7 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.runs import Recipe, Run
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 from transformer_lib.training import validation_loss
 from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator
@@ -127,4 +127,4 @@ if __name__ == "__main__":
         for name, found in compare(kept).items():
             print(f"{name}: {found['difference']:+.3f} +- {found['error']:.3f}")
     else:
-        _write_json(asked.out, run(asked))
+        write_json(asked.out, run(asked))

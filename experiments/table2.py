@@ -38,13 +38,9 @@ from transformer_lib.runs import (
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_lib.runs.checkpoints import (
-    _load_tensors,
-    _load_weights,
-    _save_tensors,
-    _write_json,
-)
+from transformer_lib.runs.checkpoints import _load_tensors, _load_weights, _save_tensors
 from transformer_lib.runs.trainer import _data_record, _rate_at, _ready_data
+from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
 from transformer_lib.training import BatchLoss, update, validation_loss
 from transformer_lib.transformer import Embeddings, Transformer, TransformerConfig
@@ -203,4 +199,4 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     asked = arguments()
-    _write_json(asked.out, run(asked.kind, _recipe_asked(asked), asked))
+    write_json(asked.out, run(asked.kind, _recipe_asked(asked), asked))

@@ -21,7 +21,7 @@ from fine_tuning import scores_of
 from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.runs import Recipe, Run, load_pretrained, train
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 from transformer_lib.transformer import default_device
 
 START, RECIPE = "tatoeba-en-de", "tatoeba-en-de-longer"
@@ -106,4 +106,4 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     asked = arguments()
-    _write_json(asked.out, run(asked))
+    write_json(asked.out, run(asked))

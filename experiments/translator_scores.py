@@ -24,7 +24,7 @@ from transformer_lib.evaluation import (
     sacre_bleu,
 )
 from transformer_lib.runs import environment_record, read_evidence, recorded_outputs
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "notebooks/19_shipped_model.ipynb"
@@ -132,7 +132,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("runs", nargs="*", default=RUNS, help="names of records")
     asked = parser.parse_args(arguments)
     path = ROOT / "transformer_lib/evidence/translator-test.json"
-    _write_json(path, record_of(asked.runs))
+    write_json(path, record_of(asked.runs))
     print(f"The record is in {path}.")
 
 

@@ -26,8 +26,8 @@ from fresh_split import PAIRS, by_hash, isolated
 
 from transformer_lib.batches import prepare
 from transformer_lib.corpora import load_corpus
-from transformer_lib.files import whole_file
 from transformer_lib.runs import Recipe
+from transformer_lib.storage import whole_file
 from transformer_lib.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, fold_text
 
 JOINERS = "\u200d\ufe0e\ufe0f"  # they have a meaning between emoji

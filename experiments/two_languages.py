@@ -29,7 +29,7 @@ from transformer_lib.fine_tuning import (
     next_pieces,
 )
 from transformer_lib.runs import Run, load_pretrained, train
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 
 START = "tatoeba-en-de"
 TAGS = {"de": "<2de>", "fr": "<2fr>"}
@@ -149,7 +149,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     asked = arguments()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    _write_json(asked.out, run(asked))
+    write_json(asked.out, run(asked))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 import translator_text
 
 from transformer_lib.runs import Recipe, train
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 from transformer_lib.transformer import default_device
 
 
@@ -56,4 +56,4 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     asked = arguments()
-    _write_json(asked.out, run(asked))
+    write_json(asked.out, run(asked))

@@ -52,8 +52,8 @@ from transformer_lib.exercises.ablations import (
     check_proportion,
     check_ranks,
 )
-from transformer_lib.files import claimed
 from transformer_lib.runs import Recipe, Run
+from transformer_lib.storage import claimed
 from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.transformer import Transformer, TransformerConfig
 

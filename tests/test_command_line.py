@@ -26,15 +26,11 @@ from transformer_lib import training
 from transformer_lib.batches import Prepared
 from transformer_lib.command_line import _settings_asked, main
 from transformer_lib.corpora import load_corpus
-from transformer_lib.files import whole_file
 from transformer_lib.parsing import read_trees
 from transformer_lib.runs import Recipe, Run
-from transformer_lib.runs.checkpoints import (
-    _load_tensors,
-    _save_tensors,
-    _write_manifest,
-)
+from transformer_lib.runs.checkpoints import _load_tensors, _save_tensors
 from transformer_lib.runs.trainer import _check_prepared
+from transformer_lib.storage import whole_file, write_manifest
 from transformer_lib.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -765,7 +761,7 @@ def test_weights_of_integers_are_refused(at, capsys, tmp_path):
         whole = {name: (9 * tensor).int() for name, tensor in tensors.items()}
         _save_tensors(path, whole, record)
     for folder in {path.parent for path in (mine / "about.json", *steps)}:
-        _write_manifest(folder)
+        write_manifest(folder)
     capsys.readouterr()
     for words in (["translate", str(mine), "test.en"], ["average", str(run)]):
         assert main(words) == 2

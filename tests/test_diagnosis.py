@@ -38,11 +38,8 @@ from transformer_lib.figures.diagnosis import plot_curves, plot_findings
 from transformer_lib.multihead import use_attention
 from transformer_lib.objective import noam_lr
 from transformer_lib.runs import Recipe, Run, load_pretrained, read_evidence, train
-from transformer_lib.runs.checkpoints import (
-    _load_tensors,
-    _save_tensors,
-    _write_manifest,
-)
+from transformer_lib.runs.checkpoints import _load_tensors, _save_tensors
+from transformer_lib.storage import write_manifest
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).parents[1]
@@ -251,7 +248,7 @@ def numbers_too_large_for_float16(place, healthy):
     settings = json.loads((folder / "recipe.json").read_text("utf-8"))
     text = json.dumps(settings | {"precision": "float16"})
     (folder / "recipe.json").write_text(text, "utf-8")
-    _write_manifest(folder, ["recipe.json", "tokenizer.model", "about.json"])
+    write_manifest(folder, ["recipe.json", "tokenizer.model", "about.json"])
     return folder
 
 

@@ -28,7 +28,7 @@ from fetched import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_lib import files
+from transformer_lib import storage
 from transformer_lib.corpora import (
     SOURCES,
     CorpusUnavailable,
@@ -90,7 +90,7 @@ def test_an_unwritable_cache_is_a_warning(tmp_path, monkeypatch):
 def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch):
     def full(part, piece, mode):
         if part.path.is_relative_to(tmp_path / "cache") and piece:
-            raise files.NotWritten(part.path, OSError(28, "No space left on device"))
+            raise storage.NotWritten(part.path, OSError(28, "No space left on device"))
         whole(part, piece, mode)
 
     whole = downloads._Part.write

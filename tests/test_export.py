@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from transformer_lib import files as files_module
+from transformer_lib import storage
 from transformer_lib.batches import pad, prepare
 from transformer_lib.corpora import grammar_split
 from transformer_lib.decoding import CachedSteps, FullSteps, beam_search, greedy_decode
@@ -62,7 +62,7 @@ from transformer_lib.export.onnx import (
 from transformer_lib.family import FamilyConfig, build_model
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.runs import load_pretrained
-from transformer_lib.runs.checkpoints import _write_manifest
+from transformer_lib.storage import write_manifest
 from transformer_lib.tokenizer import BOS, EOS, NORMALIZATIONS, PAD, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig, _normal_weights
 from transformer_lib.translator import Translator
@@ -441,7 +441,7 @@ def test_what_goes_wrong_leaves_what_was_there(tmp_path, monkeypatch, moment):
         return replace(path, target)
 
     if isinstance(moment, int):
-        monkeypatch.setattr(files_module, "_finish_file", full)
+        monkeypatch.setattr(storage, "_finish_file", full)
     else:
         monkeypatch.setattr(os, "replace", held)
     with pytest.raises(OSError, match="unchanged"):
@@ -1132,7 +1132,7 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
 
 def sealed(manifest):
     """A manifest with the checksum that it should have."""
-    return json.dumps(manifest | {"checksum": onnx_export._data_checksum(manifest)})
+    return json.dumps(manifest | {"checksum": storage.table_checksum(manifest)})
 
 
 def test_damage_with_a_right_checksum_is_told_too(folder, tmp_path):
@@ -1185,7 +1185,7 @@ def test_an_engine_that_cannot_be_used_is_told(tmp_path):
     model, tokenizer = small_model()
     place = _export_ctranslate2(model, tokenizer, tmp_path / "it")
     (place / "model.bin").write_bytes(b"no model")
-    _write_manifest(place)
+    write_manifest(place)
     with pytest.raises(ValueError, match="it cannot be used"):
         CTranslate2Model(place)
 

@@ -8,7 +8,7 @@ import pytest
 import smoothing
 from fresh_split import by_hash, fresh_pairs, isolated, with_gaps
 
-from transformer_lib.runs.checkpoints import _write_json
+from transformer_lib.storage import write_json
 
 
 def distance(a, b):
@@ -105,7 +105,7 @@ def test_a_row_is_trained_and_scored_on_pairs_that_it_never_read(tmp_path, monke
         f"base 3 --recipe {tmp_path / 'tiny.toml'} --run-dir {tmp_path / 'rows'} "
         f"--out {out}".split()
     )
-    _write_json(asked.out, smoothing.run(asked))
+    write_json(asked.out, smoothing.run(asked))
     record = json.loads(out.read_text("utf-8"))
     assert record["row"] == "base" and record["seed"] == 3 and record["test_loss"] > 0
     assert record["fresh"]["pairs"] == 8 and record["fresh"]["loss"] > 0

@@ -10,9 +10,9 @@ import small_runs
 import torch
 from small_runs import tiny
 
-from transformer_lib.batches import whole_folder
 from transformer_lib.command_line import main
 from transformer_lib.runs import Run, load_pretrained, trainer
+from transformer_lib.storage import whole_folder
 
 data_dir = small_runs.data_dir
 

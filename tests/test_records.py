@@ -11,20 +11,15 @@ from small_runs import tiny
 
 from transformer_lib.command_line import main
 from transformer_lib.runs import (
-    DamagedFile,
     Run,
     average_checkpoints,
     checkpoints,
     load_pretrained,
     trainer,
 )
-from transformer_lib.runs.checkpoints import (
-    _load_tensors,
-    _save_tensors,
-    _write_json,
-    _write_manifest,
-)
+from transformer_lib.runs.checkpoints import _load_tensors, _save_tensors
 from transformer_lib.runs.folder import _RUN_FILES
+from transformer_lib.storage import DamagedFile, write_json, write_manifest
 
 data_dir = small_runs.data_dir
 STEPS = [f"step-{n:06d}.safetensors" for n in (2, 4, 6)]
@@ -143,7 +138,7 @@ def test_weights_of_integers_are_neither_loaded_nor_averaged(made, run_dir, tmp_
     path = tmp_path / "model" / "weights.safetensors"
     tensors, record = _load_tensors(path)
     _save_tensors(path, {n: t.long() for n, t in tensors.items()}, record)
-    _write_manifest(tmp_path / "model")
+    write_manifest(tmp_path / "model")
     with pytest.raises(ValueError, match="no weights of a model"):
         load_pretrained(tmp_path / "model", "cpu")
 
@@ -157,8 +152,8 @@ ABOUT = [[], 3, "x", None, {}, {"data": {}}, {"data": [], "environment": {}},
 
 @pytest.mark.parametrize("about", ABOUT, ids=str)
 def test_about_of_another_shape_is_refused(run_dir, data_dir, about):
-    _write_json(run_dir / "about.json", about)
-    _write_manifest(run_dir, _RUN_FILES)
+    write_json(run_dir / "about.json", about)
+    write_manifest(run_dir, _RUN_FILES)
     with pytest.raises(ValueError, match="about.json|holds other training"):
         go_on(run_dir, data_dir)
 

@@ -14,9 +14,10 @@ import torch
 
 from transformer_lib.batches import prepare
 from transformer_lib.corpora import grammar_split
-from transformer_lib.runs import DamagedFile, Recipe, Run, train, trainer
-from transformer_lib.runs.checkpoints import _load_tensors, _write_json, _write_manifest
+from transformer_lib.runs import Recipe, Run, train, trainer
+from transformer_lib.runs.checkpoints import _load_tensors
 from transformer_lib.runs.folder import _RUN_FILES
+from transformer_lib.storage import DamagedFile, write_json, write_manifest
 from transformer_lib.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -493,8 +494,8 @@ def test_a_run_of_an_earlier_version_is_known_by_its_texts_checksum(
     about = json.loads((half_way / "about.json").read_text("utf-8"))
     for split in "train", "valid":
         del about["data"][f"{split}_sha256"]
-    _write_json(half_way / "about.json", about)
-    _write_manifest(half_way, _RUN_FILES)
+    write_json(half_way / "about.json", about)
+    write_manifest(half_way, _RUN_FILES)
     recipe = recipe_of(corpus, max_steps=16)
     with pytest.raises(ValueError, match="holds other training pairs"):
         train(recipe, half_way, texts["word"], show=False)

@@ -17,7 +17,7 @@ import small_runs
 import torch
 from small_runs import FEW, tiny
 
-from transformer_lib import files
+from transformer_lib import storage
 from transformer_lib.command_line import main
 from transformer_lib.corpora import Corpus
 from transformer_lib.exercises.runs import check_average, check_best_step
@@ -227,7 +227,7 @@ def test_what_is_given_away_names_no_folder_of_its_owner(train, tmp_path):
     shipped = [*(Path(runs.__file__).parent / "pretrained").iterdir()]
     for path in (path for folder in given + shipped for path in folder.glob("*.json")):
         assert not re.search(r'"[^"\n]*(/home|/tmp|/root|/me/|/work)', path.read_text())
-    owned = runs._read_json(tmp_path / "second" / "recipe.json")
+    owned = storage.read_json(tmp_path / "second" / "recipe.json")
     assert owned["corpus"] == files  # to go on, the run itself needs them
 
 
@@ -239,7 +239,8 @@ def test_a_folder_that_may_not_be_written_is_told(train, tmp_path, monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", denied)
-        with pytest.raises(files.NotWritten, match="run could not be .*Choose a place"):
+        said = "run could not be .*Choose a place"
+        with pytest.raises(storage.NotWritten, match=said):
             train(tiny(), tmp_path / "run")
     monkeypatch.setattr(Path, "is_file", denied)
     assert main(["translate", str(tmp_path / "run")]) == 2
@@ -320,8 +321,7 @@ def test_a_model_is_replaced_whole_or_not_at_all(given, tmp_path, monkeypatch, m
             raise OSError(28, "No space left on device")
 
     run = Run.load(given / "run", weights="last")
-    monkeypatch.setattr(files, "_finish_file", full)
-    monkeypatch.setattr(checkpoints, "_finish_file", lambda file: None)
+    monkeypatch.setattr(storage, "_finish_file", full)
     with pytest.raises(OSError, match="model could not be written .No space left"):
         run.save_pretrained(tmp_path / "model")
     assert content(tmp_path) == {f"model/{name}": b for name, b in before.items()}
@@ -369,7 +369,7 @@ def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
 def test_every_shipped_model_names_its_own_hashes():
     folders = (Path(runs.__file__).parent / "pretrained").iterdir()
     for folder in folders:
-        checkpoints._verify_manifest(folder, runs._MODEL_FILES)
+        storage.read_manifest(folder, runs._MODEL_FILES)
 
 
 def test_read_evidence_says_what_is_missing():

@@ -24,10 +24,9 @@ from .batches.plan import _flatten
 from .batches.prepared import _within
 from .corpora import load_corpus
 from .evaluation import chrf, perplexity, sacre_bleu
-from .files import claimed
 from .multihead import head_widths
 from .runs import Recipe, Run, train
-from .runs.checkpoints import _write_json
+from .storage import claimed, write_json
 from .tokenizer import fold_text
 from .training import validation_loss
 from .transformer import TransformerConfig
@@ -266,7 +265,7 @@ def ablate(
             if not mine or _finished(path, recipe):
                 continue
             result = _measure(recipe, out / name, data_dir, pairs, split, device, show)
-            _write_json(path, {"row": key, "seed": recipe.seed, **result})
+            write_json(path, {"row": key, "seed": recipe.seed, **result})
         if show:
             print(f"{name:14} perplexity {result['perplexity']:7.2f}   "
                   f"BLEU {result['bleu']:5.2f}", flush=True)  # fmt: skip

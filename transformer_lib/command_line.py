@@ -288,16 +288,16 @@ def _run_train(asked: argparse.Namespace) -> None:
 # %% ../notebooks/18_command_line.ipynb #033fd683
 def _run_average(asked: argparse.Namespace) -> None:
     """Average the last checkpoints of a run into a folder of their own."""
-    from transformer_lib.files import _ensure_writable
     from transformer_lib.runs import Run, average_checkpoints
     from transformer_lib.runs.checkpoints import (
         _checkpoint_files,
         _load_weights,
         _step_of,
     )
+    from transformer_lib.storage import ensure_writable
 
     out = asked.out or asked.run / "averaged"
-    _ensure_writable(out, folder=True)
+    ensure_writable(out, folder=True)
     run = Run.load(asked.run)
     files = _checkpoint_files(asked.run, last=asked.last)
     _load_weights(run.model, average_checkpoints(files))
@@ -354,7 +354,7 @@ def _decoded(file: Iterable, name: str | Path) -> Iterator[str]:
 # %% ../notebooks/18_command_line.ipynb #9ab17f1f
 def _run_translate(asked: argparse.Namespace) -> None:
     """Translate lines of files or of standard input."""
-    from transformer_lib.files import whole_file
+    from transformer_lib.storage import whole_file
     from transformer_lib.translator import Translator
 
     translator = Translator.from_pretrained(asked.model, device=asked.device)
@@ -385,11 +385,11 @@ def _run_evaluate(asked: argparse.Namespace) -> None:
     """Translate a test set and score it."""
     from transformer_lib.corpora import load_corpus
     from transformer_lib.evaluation import evaluate
-    from transformer_lib.files import _ensure_writable
+    from transformer_lib.storage import ensure_writable
     from transformer_lib.translator import Translator
 
     if asked.json:
-        _ensure_writable(asked.json)
+        ensure_writable(asked.json)
     translator = Translator.from_pretrained(asked.model, device=asked.device)
     corpus = load_corpus(_corpus_asked(asked, asked.split), asked.split)
     record = evaluate(
@@ -399,9 +399,9 @@ def _run_evaluate(asked: argparse.Namespace) -> None:
     _print_left_out(corpus)
     print(_report(record))
     if asked.json:
-        from transformer_lib.runs.checkpoints import _write_json
+        from transformer_lib.storage import write_json
 
-        _write_json(asked.json, record)
+        write_json(asked.json, record)
 
 # %% ../notebooks/18_command_line.ipynb #ccfc8900
 def _print_left_out(corpus) -> None:
@@ -429,29 +429,28 @@ def _report(record: dict) -> str:
 def _run_ablate(asked: argparse.Namespace) -> None:
     """Run rows of the paper's Table 3, and print them beside the paper's."""
     from transformer_lib.ablations import _ROWS, _table_text, ablate, table
-    from transformer_lib.files import _ensure_writable
-    from transformer_lib.runs.checkpoints import _write_json
+    from transformer_lib.storage import ensure_writable, write_json
 
-    _ensure_writable(asked.out, folder=True)
+    ensure_writable(asked.out, folder=True)
     if asked.record:
-        _ensure_writable(asked.record)
+        ensure_writable(asked.record)
     found = ablate(
         _recipe_asked(asked), asked.out, asked.rows or list(_ROWS), asked.seeds,
         asked.data, asked.device, asked.longer, asked.sentences, split=asked.split,
     )  # fmt: skip
     print(_table_text(table(found)))
     if asked.record:
-        _write_json(asked.record, {"results": found})
+        write_json(asked.record, {"results": found})
 
 # %% ../notebooks/18_command_line.ipynb #6724b595
 def _run_export(asked: argparse.Namespace) -> None:
     """Write a model for other programs, and prove that each says the same."""
     from transformer_lib.export import export_model, prove
     from transformer_lib.export.exporter import _EXPORTS
-    from transformer_lib.files import _ensure_writable
     from transformer_lib.runs import load_pretrained
+    from transformer_lib.storage import ensure_writable
 
-    _ensure_writable(asked.out, folder=True)
+    ensure_writable(asked.out, folder=True)
     kinds = asked.to or _EXPORTS
     families = {kind.removesuffix("-int8") for kind in kinds}
     _needs(*(n for f, names in _PACKAGES.items() if f in families for n in names))

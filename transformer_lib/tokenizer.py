@@ -151,7 +151,7 @@ from pathlib import Path
 
 import sentencepiece as spm
 
-from .files import as_path, whole_file
+from .storage import as_path, whole_file
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 _SPECIAL = "<pad>", "<unk>", "<s>", "</s>"

@@ -38,9 +38,8 @@ from transformer_lib.corpora.downloads import (
     _local_copies,
 )
 from .corpora.known import _clean
-from .files import whole_file
 from .runs import read_evidence
-from .runs.checkpoints import _write_json
+from .storage import whole_file, write_json
 from .transformer import TransformerConfig
 
 # %% ../notebooks/24_wmt.ipynb #d9272c85
@@ -386,7 +385,7 @@ def _clean_archive(
     kept = _write_pairs(pairs, text, show)
     about = {"pairs": kept, "read": report.total, "dropped": report.dropped,
              "report": str(report), "size": path.stat().st_size}  # fmt: skip
-    _write_json(note, about)
+    write_json(note, about)
     return about
 
 # %% ../notebooks/24_wmt.ipynb #53dab3da
@@ -429,7 +428,7 @@ def _clean_wmt(
         about = {name: _clean_archive(name, archive, pair, folder, archives_in, show)
                  for name, archive in archives.items()}  # fmt: skip
         _join_parts([folder / f"{name}.{pair}.tsv.gz" for name in archives], folder)
-        _write_json(notes, {"pair": pair, "archives": about})
+        write_json(notes, {"pair": pair, "archives": about})
     there = json.loads(notes.read_text(encoding="utf-8"))
     if (there["pair"], list(there["archives"])) != (pair, list(archives)):
         raise ValueError(

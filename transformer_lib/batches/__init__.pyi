@@ -12,5 +12,3 @@ from .plan import Packed as Packed
 from .plan import pack as pack
 from .prepared import Prepared as Prepared
 from .prepared import prepare as prepare
-from .prepared import whole_folder as whole_folder
-from .prepared import sweep_part as sweep_part

@@ -32,14 +32,13 @@ from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
-from transformer_lib.files import (
+from transformer_lib.storage import (
     NotWritten,
-    _ensure_writable,
-    _finish_file,
     claimed,
+    ensure_writable,
     leftovers,
     sync,
-    whole_file,
+    write_json,
 )
 
 # %% ../../notebooks/08_corpora.ipynb #3fa50cb5
@@ -237,8 +236,7 @@ class _Part:
         about = {"url": url, "validator": validator, "size": size}
         self.check()
         self.write(b"", "wb")
-        with whole_file(self.notes) as file:
-            file.write(json.dumps(about).encode())
+        write_json(self.notes, about)
         self.length, self.about, self.resumed = 0, about, False
 
     def add(self, piece: bytes) -> None:
@@ -388,7 +386,7 @@ def _fetch_file(
         CorpusUnavailable: If it does not come whole, or the check raised it.
         NotWritten: If the folder cannot be written to.
     """
-    _ensure_writable(folder, folder=True)
+    ensure_writable(folder, folder=True)
     folder.mkdir(parents=True, exist_ok=True)
     path, turn = folder / source.filename, folder / f"{source.filename}.lock"
     with claimed(turn, wait=True):
@@ -416,8 +414,7 @@ def _fetch_checked(
             if not part.resumed:
                 raise
         else:
-            with open(part.path, "ab") as file:
-                _finish_file(file)
+            sync(part.path)
             os.replace(part.path, path)
             sync(path.parent)
             part.remove()

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..batches import whole_folder
-from ..batches.prepared import _put_back
 from ..decoding import Hypothesis
 from ..decoding.strategies import _NEVER_SAID, _check_search
 from transformer_lib.export.common import (
@@ -28,7 +26,12 @@ from transformer_lib.export.common import (
     _piece_names,
 )
 from ..positions import LearnedPositions
-from ..runs.checkpoints import _verify_manifest, _write_manifest
+from transformer_lib.storage import (
+    put_back,
+    read_manifest,
+    whole_folder,
+    write_manifest,
+)
 from ..tokenizer import BOS, Tokenizer
 from ..transformer import Transformer
 from ..translator import _trained_length, translate_lines
@@ -156,7 +159,7 @@ def _export_ctranslate2(
     with whole_folder(folder) as aside:
         spec.save(str(aside))
         tokenizer.save(aside / "tokenizer.model")
-        _write_manifest(aside)
+        write_manifest(aside)
     return folder
 
 # %% ../../notebooks/22_export.ipynb #3e26c90b
@@ -182,14 +185,14 @@ class CTranslate2Model:
         import ctranslate2
 
         _check_threads(threads)
-        folder = _put_back(folder)
+        folder = put_back(folder)
         needed = "model.bin", "tokenizer.model"
         if not all((folder / name).is_file() for name in needed):
             raise ValueError(
                 f"{folder} is no export for CTranslate2: give a folder that "
                 "`transformer-lib export --to ctranslate2` wrote."
             )
-        _verify_manifest(folder, needed)
+        read_manifest(folder, needed)
         self.tokenizer = Tokenizer.load(folder / "tokenizer.model")
         self.names = _piece_names(self.tokenizer)
         self.max_length = _trained_length(_read_config(folder))

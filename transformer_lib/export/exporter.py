@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..batches import pad, sweep_part
+from ..batches import pad
 from ..decoding import greedy_decode
 from .common import _check_export, _token_scores
-from ..files import as_path, leftovers
+from ..storage import as_path, leftovers, sweep_part
 from ..tokenizer import EOS, Tokenizer
 from ..transformer import Transformer, evaluating
 

@@ -19,8 +19,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..batches import whole_folder
-from ..batches.prepared import _put_back
 from ..decoding.strategies import _NEVER_SAID
 from transformer_lib.export.common import (
     _check_export,
@@ -31,10 +29,12 @@ from transformer_lib.export.common import (
     _token_scores,
 )
 from ..multihead import MultiHeadAttention
-from transformer_lib.runs.checkpoints import (
-    _verify_manifest,
-    _write_json,
-    _write_manifest,
+from transformer_lib.storage import (
+    put_back,
+    read_manifest,
+    whole_folder,
+    write_json,
+    write_manifest,
 )
 from ..tokenizer import _SPECIAL, BOS, EOS, PAD, UNK, Tokenizer
 from ..transformer import Transformer, TransformerConfig, default_device
@@ -177,12 +177,12 @@ def _export_marian(
                 raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
             raise
         names = {name: i for i, name in enumerate(_piece_names(tokenizer))}
-        _write_json(aside / "vocab.json", names)
+        write_json(aside / "vocab.json", names)
         for side in ("source", "target"):
             (aside / f"{side}.spm").write_bytes(tokenizer.model)
         files = [aside / name for name in ("source.spm", "target.spm", "vocab.json")]
         MarianTokenizer(*map(str, files), model_max_length=1024).save_pretrained(aside)
-        _write_manifest(aside)
+        write_manifest(aside)
     return folder
 
 # %% ../../notebooks/22_export.ipynb #d2046f27
@@ -204,9 +204,9 @@ def from_marian(
     Raises:
         ValueError: If there is none, or its architecture, pieces or ids are others.
     """
-    folder = _put_back(folder)
+    folder = put_back(folder)
     if (folder / "manifest.json").exists():  # else it is not from here
-        _verify_manifest(folder)
+        read_manifest(folder)
     try:
         with _without_bars():
             from transformers import MarianMTModel

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..batches import whole_folder
-from ..batches.prepared import _data_checksum, _put_back
 from ..decoding import Hypothesis, output_limits, search
 from ..decoding.strategies import _NEVER_SAID
 from transformer_lib.export.common import (
@@ -29,11 +27,16 @@ from transformer_lib.export.common import (
     _on_cpu,
     _quietly,
 )
-from ..files import whole_file
 from ..positions import LearnedPositions, frequencies
-from ..runs.checkpoints import _write_json
 from ..runs.folder import _public
 from ..speed import _quantize_rows
+from transformer_lib.storage import (
+    put_back,
+    table_checksum,
+    whole_file,
+    whole_folder,
+    write_json,
+)
 from ..tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from ..transformer import Transformer, evaluating
 from ..translator import _trained_length
@@ -452,8 +455,8 @@ def _write_folder(folder: Path, files: dict[str, bytes], manifest: dict) -> None
         for name, content in files.items():
             with whole_file(aside / name) as file:
                 file.write(content)
-        whole = manifest | {"checksum": _data_checksum(manifest)}
-        _write_json(aside / "manifest.json", whole)
+        whole = manifest | {"checksum": table_checksum(manifest)}
+        write_json(aside / "manifest.json", whole)
 
 # %% ../../notebooks/22_export.ipynb #8ba346a1
 class _OnnxSteps:
@@ -578,7 +581,7 @@ def _read_manifest(folder: Path) -> dict:
     Raises:
         ValueError: If there is none, or it or a file is missing or damaged.
     """
-    folder = _put_back(folder)
+    folder = put_back(folder)
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
         files, model, decoding = (
@@ -593,7 +596,7 @@ def _read_manifest(folder: Path) -> dict:
             f"{folder} has no manifest.json of an export to ONNX: give the folder of "
             "an export."
         ) from error
-    if manifest.get("checksum") != _data_checksum(manifest):
+    if manifest.get("checksum") != table_checksum(manifest):
         raise ValueError(
             f"{folder / 'manifest.json'} is damaged, or of an earlier version: its "
             "content does not fit its checksum. Export or fetch it again."

@@ -39,8 +39,8 @@ from transformer_lib.looking_inside.weights import (
     watching,
 )
 from ..runs import environment_record, read_evidence
-from ..runs.checkpoints import _write_json
 from ..runs.folder import _find_pretrained
+from ..storage import write_json
 from ..tokenizer import BOS, EOS, PAD, Tokenizer
 from ..transformer import Transformer, evaluating
 from ..translator import Translator
@@ -525,7 +525,7 @@ def record_heads(
               "environment": environment_record(str(model.device)),
               "kept_of": had.get("environment"),
               "seconds": had["seconds"] + time.perf_counter() - began}  # fmt: skip
-    _write_json(Path(path), record)
+    write_json(Path(path), record)
     return record
 
 # %% ../../notebooks/27_looking_inside.ipynb #17c96f7f

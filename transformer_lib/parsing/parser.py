@@ -22,7 +22,6 @@ from tqdm import tqdm
 from ..batches import Prepared, pad, prepare
 from ..decoding import CachedSteps, Hypothesis, beam_search, search
 from ..decoding.strategies import _check_search
-from ..files import whole_file
 from transformer_lib.parsing.tree_tokens import (
     _CLOSING,
     _FORMS,
@@ -49,6 +48,7 @@ from transformer_lib.parsing.trees import (
     repair,
 )
 from ..runs import Recipe, Run, train
+from ..storage import whole_file
 from ..tokenizer import _MARK, EOS, Tokenizer
 from ..transformer import Transformer, evaluating
 

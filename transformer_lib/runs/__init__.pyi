@@ -1,4 +1,3 @@
-from .checkpoints import DamagedFile as DamagedFile
 from .checkpoints import Progress as Progress
 from .checkpoints import save_checkpoint as save_checkpoint
 from .checkpoints import load_checkpoint as load_checkpoint

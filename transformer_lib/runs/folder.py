@@ -23,29 +23,38 @@ from pathlib import Path
 
 import torch
 
-from ..batches import Prepared, sweep_part, whole_folder
+from ..batches import Prepared
 from ..batches.plan import _check_padding
-from ..batches.prepared import _is_free, _is_ours, _lock, _put_back
 from ..corpora import load_corpus
-from ..files import NotWritten, as_path, leftovers
 from transformer_lib.runs.checkpoints import (
-    _MANIFEST,
-    DamagedFile,
     Progress,
     _checkpoint_files,
     _load_tensors,
     _load_weights,
     _previous_of,
     _progress_of,
-    _read_json,
     _save_tensors,
     _step_of,
-    _verify_manifest,
-    _write_json,
-    _write_manifest,
     average_checkpoints,
 )
 from .recipes import Recipe, _read_recipe
+from transformer_lib.storage import (
+    MANIFEST,
+    DamagedFile,
+    NotWritten,
+    as_path,
+    claimed,
+    is_free,
+    is_part,
+    leftovers,
+    put_back,
+    read_json,
+    read_manifest,
+    sweep_part,
+    whole_folder,
+    write_json,
+    write_manifest,
+)
 from ..tokenizer import Tokenizer
 from ..transformer import Transformer, TransformerConfig, default_device
 
@@ -140,11 +149,11 @@ def _load_run(
     run_dir = Path(run_dir)
     if not (run_dir / "recipe.json").is_file() or not _known_files(run_dir):
         raise ValueError(f"{run_dir} holds no trained model; run train first.")
-    if (run_dir / _MANIFEST).exists():  # it is written last of a run's first files
-        _verify_manifest(run_dir, _RUN_FILES)
+    if (run_dir / MANIFEST).exists():  # it is written last of a run's first files
+        read_manifest(run_dir, _RUN_FILES)
     else:
         warnings.warn(
-            f"{run_dir} has no {_MANIFEST}: whether its recipe and tokenizer are those "
+            f"{run_dir} has no {MANIFEST}: whether its recipe and tokenizer are those "
             "that it was trained with cannot be checked.", stacklevel=2,
         )  # fmt: skip
     recipe = _read_recipe(run_dir / "recipe.json")
@@ -191,7 +200,7 @@ def _public(record: dict) -> dict:
 
 def _read_about(path: Path) -> dict:
     """Read about.json of a run or model: "data" and "environment", two tables."""
-    about = _read_json(path)
+    about = read_json(path)
     tables = [isinstance(about.get(name), dict) for name in ("data", "environment")]
     if len(about) != 2 or not all(tables):
         raise DamagedFile(f"{path} is damaged: it must hold data and environment.")
@@ -238,7 +247,7 @@ def _check_folder(recipe: Recipe, run_dir: Path) -> None:
     """
     begun = (run_dir / "recipe.json").exists()
     if not begun or not _known_files(run_dir):
-        own = {_MANIFEST, *_RUN_FILES} if begun else set()
+        own = {MANIFEST, *_RUN_FILES} if begun else set()
         if begun:
             _check_try(run_dir)
         own |= {path.name for path in _half_written(run_dir)}
@@ -249,8 +258,8 @@ def _check_folder(recipe: Recipe, run_dir: Path) -> None:
                 "choose another folder."
             )
         return
-    if (run_dir / _MANIFEST).exists():
-        _verify_manifest(run_dir, _RUN_FILES)
+    if (run_dir / MANIFEST).exists():
+        read_manifest(run_dir, _RUN_FILES)
     there, wanted = asdict(_read_recipe(run_dir / "recipe.json")), asdict(recipe)
     odd = sorted(k for k in there if there[k] != wanted[k] and k not in _HARMLESS)
     if odd:
@@ -276,8 +285,8 @@ def _check_try(run_dir: Path) -> None:
             raise ValueError(
                 f"{run_dir / name} is no file of a run ({error}) Choose another folder."
             ) from error
-    if (run_dir / _MANIFEST).exists():
-        _verify_manifest(run_dir, _RUN_FILES)
+    if (run_dir / MANIFEST).exists():
+        read_manifest(run_dir, _RUN_FILES)
 
 
 def _claim_folder(
@@ -292,21 +301,21 @@ def _claim_folder(
         about: What about.json is to say; None leaves the one that is there.
     """
     path, wanted = run_dir / "recipe.json", asdict(recipe)
-    changed = not path.exists() or _read_json(path) != wanted
-    if not changed and about is None and (run_dir / _MANIFEST).exists():
+    changed = not path.exists() or read_json(path) != wanted
+    if not changed and about is None and (run_dir / MANIFEST).exists():
         return
-    (run_dir / _MANIFEST).unlink(missing_ok=True)  # it comes last
-    _write_json(path, wanted)
+    (run_dir / MANIFEST).unlink(missing_ok=True)  # it comes last
+    write_json(path, wanted)
     if not _known_files(run_dir):  # there may be that of a try that got no further
         ready.tokenizer.save(run_dir / "tokenizer.model")
     if about is not None:
-        _write_json(run_dir / "about.json", about)
-    _write_manifest(run_dir, _RUN_FILES)
+        write_json(run_dir / "about.json", about)
+    write_manifest(run_dir, _RUN_FILES)
 
 # %% ../../notebooks/13_runs.ipynb #e4a208d9
 def _half_written(folder: Path) -> list[Path]:
     """What killed processes left of the files of a run or model."""
-    return leftovers(folder, *_MODEL_FILES, _MANIFEST, "best.safetensors",
+    return leftovers(folder, *_MODEL_FILES, MANIFEST, "best.safetensors",
                      "last*.safetensors", "step-[0-9]*.safetensors")  # fmt: skip
 
 
@@ -321,7 +330,7 @@ def _may_stay(path: Path) -> bool:
     """Whether a path may be in the folder of a run before the run: prepared text."""
     prepared = (path / "data.json", path / "prepared" / "data.json")
     own = path.name in ("lost+found", "tokenizer.model")
-    own = own or path.name == ".data.part" and _is_ours(path)
+    own = own or path.name == ".data.part" and is_part(path)
     return own or any(p.is_file() for p in prepared)
 
 
@@ -343,24 +352,21 @@ def _held_folder(run_dir: Path, rank: int = 0) -> Iterator[None]:
     try:
         new = not run_dir.exists()
         run_dir.mkdir(parents=True, exist_ok=True)
-        handle = os.open(run_dir, os.O_RDONLY) if os.name == "posix" else None
     except OSError as error:
         raise NotWritten(run_dir, error) from error
-    try:
-        if not _lock(handle, wait=False):
-            raise ValueError(
-                f"another process trains in {run_dir} now. Wait until it is through, "
-                "or choose another folder."
-            )
-        yield
-    except BaseException:
-        if new:
-            with contextlib.suppress(OSError):  # something was written
-                run_dir.rmdir()
-        raise
-    finally:
-        if handle is not None:
-            os.close(handle)
+    with claimed(run_dir, folder=True) as mine:
+        try:
+            if not mine:
+                raise ValueError(
+                    f"another process trains in {run_dir} now. Wait until it is "
+                    "through, or choose another folder."
+                )
+            yield
+        except BaseException:
+            if new:
+                with contextlib.suppress(OSError):  # something was written
+                    run_dir.rmdir()
+            raise
 
 # %% ../../notebooks/13_runs.ipynb #ece9f9a8
 def _mend_best(run_dir: Path, history: list[dict]) -> None:
@@ -418,10 +424,10 @@ def _save_pretrained(
         record = run.record if record is None else record
         _save_tensors(part / "weights.safetensors", weights, record)
         run.tokenizer.save(part / "tokenizer.model")
-        _write_json(part / "recipe.json", _public(asdict(run.recipe)))
+        write_json(part / "recipe.json", _public(asdict(run.recipe)))
         about = {"data": _public(run.data), "environment": run.environment}
-        _write_json(part / "about.json", about)
-        _write_manifest(part)
+        write_json(part / "about.json", about)
+        write_manifest(part)
     return folder
 
 
@@ -436,12 +442,12 @@ def _check_model_folder(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder.")
-    if not folder.exists() or _is_free(folder):
+    if not folder.exists() or is_free(folder):
         return
     there = {path.name for path in folder.iterdir()} - {"lost+found"}
     there -= {path.name for path in _half_written(folder)}
-    begun = _is_ours(folder / ".part")  # by a process that was killed
-    others = sorted(there - {*_MODEL_FILES, _MANIFEST, *[".part"] * begun})
+    begun = is_part(folder / ".part")  # by a process that was killed
+    others = sorted(there - {*_MODEL_FILES, MANIFEST, *[".part"] * begun})
     if others or not (begun or _MODEL_FILES[0] in there):
         what = others[0] if others else "a run"
         raise ValueError(f"{folder} holds something else than a model ({what}): name "
@@ -472,7 +478,7 @@ def load_pretrained(
         about = {"data": run.data, "environment": run.environment}
         about |= {"recipe": asdict(run.recipe), "weights": run.record}
         return run.model, run.tokenizer, about
-    _verify_manifest(folder, _MODEL_FILES)
+    read_manifest(folder, _MODEL_FILES)
     tensors, record = _load_tensors(folder / "weights.safetensors")
     recipe = _read_recipe(folder / "recipe.json")
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
@@ -492,7 +498,7 @@ def _find_pretrained(folder_or_name: str | Path) -> Path:
     given = Path(folder_or_name)
     shipped = Path(str(resources.files("transformer_lib"))) / "pretrained"
     for place in (given, shipped / given, runs_folder() / given):
-        folder = _put_back(place)
+        folder = put_back(place)
         if any((folder / n).is_file() for n in ("weights.safetensors", "recipe.json")):
             return folder
     for folder in (given, *sorted(given.glob("*/"))):

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..batches.augment import _KINDS
-from .checkpoints import _read_json
+from ..storage import read_json
 from ..training import _native_precision
 from ..transformer import TransformerConfig, default_device
 
@@ -345,7 +345,7 @@ def _read_toml(path) -> dict:
 # %% ../../notebooks/13_runs.ipynb #16725fae
 def _read_recipe(path: Path) -> Recipe:
     """Read recipe.json of a run or model; newer settings take their defaults."""
-    return Recipe.of(_read_json(path), str(path))
+    return Recipe.of(read_json(path), str(path))
 
 # %% ../../notebooks/13_runs.ipynb #56adde30
 def _recipe_for_here(cls, name: str, run_dir: str | Path) -> Recipe:

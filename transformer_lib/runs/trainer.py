@@ -49,7 +49,6 @@ from transformer_lib.batches.plan import (
 from ..multihead import MultiHeadAttention
 from ..objective import build_optimizer, noam_lr
 from transformer_lib.runs.checkpoints import (
-    DamagedFile,
     Progress,
     _drop_steps,
     _keep_step,
@@ -73,6 +72,7 @@ from transformer_lib.runs.folder import (
     load_pretrained,
 )
 from .recipes import Recipe
+from ..storage import DamagedFile
 from ..tokenizer import Tokenizer
 from transformer_lib.training import (
     BatchLoss,

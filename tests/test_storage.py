@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fetched import leftovers
 
-from transformer_lib import files
-from transformer_lib.files import whole_file
+from transformer_lib import storage
+from transformer_lib.storage import whole_file
 
 
 def put(path, content, mode="wb"):
@@ -28,7 +28,7 @@ def test_a_file_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     with pytest.raises(KeyError), whole_file(path) as file:
         file.write(b"half")
         raise KeyError
-    monkeypatch.setattr(files.os, "replace", fail)
+    monkeypatch.setattr(storage.os, "replace", fail)
     with pytest.raises(OSError, match="x could not be written .no.; what was there"):
         put(path, b"new")
     assert path.read_bytes() == b"old" and leftovers(tmp_path) == ["x"]
@@ -78,7 +78,7 @@ def test_no_file_or_link_of_another_is_touched(tmp_path, monkeypatch):
     victim.write_bytes(b"mine")
     (tmp_path / "x.part").symlink_to(victim)
     put(tmp_path / "x", b"new")
-    monkeypatch.setattr(files.os, "urandom", bytes)
+    monkeypatch.setattr(storage.os, "urandom", bytes)
     (tmp_path / "x.00000000.part").symlink_to(victim)
     with pytest.raises(OSError, match="File exists"):
         put(tmp_path / "x", b"newer")
@@ -103,7 +103,7 @@ def test_devices_and_pipes_are_written_to(tmp_path):
 def test_standard_output_is_appended_to(tmp_path):
     """Also where it is a file: what was printed before and after stays."""
     program = (
-        "from transformer_lib.files import whole_file\n"
+        "from transformer_lib.storage import whole_file\n"
         "print('before')\n"
         "for name in '/dev/stdout', '/dev/fd/1':\n"
         "    with whole_file(name, 'w') as file:\n"
@@ -137,8 +137,8 @@ def test_what_cannot_be_written_is_said_before_anything_is_done(tmp_path, name, 
 def test_a_place_that_cannot_be_written_is_told(tmp_path, name, folder, said):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(files.NotWritten, match=f"could not be written.*{said}"):
-        files._ensure_writable(tmp_path / name, folder)
+    with pytest.raises(storage.NotWritten, match=f"could not be written.*{said}"):
+        storage.ensure_writable(tmp_path / name, folder)
     assert leftovers(tmp_path) == ["file"]
 
 
@@ -148,10 +148,10 @@ def test_a_place_that_can_be_written_is_left_as_it_is(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     names = sorted(path.name for path in tmp_path.iterdir())
     for name in "file", "link", "pipe", "new":
-        files._ensure_writable(tmp_path / name)
+        storage.ensure_writable(tmp_path / name)
     for name in "", "new", "new/er":
-        files._ensure_writable(tmp_path / name, folder=True)
-    files._ensure_writable("/dev/null")
+        storage.ensure_writable(tmp_path / name, folder=True)
+    storage.ensure_writable("/dev/null")
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert (tmp_path / "file").read_text() == "kept"
 
@@ -162,15 +162,15 @@ def test_one_at_a_time_holds_a_claim(removed, tmp_path):
     """Also where its holder removes the file while another waits for it."""
     path = tmp_path / "a"
     path.write_text("kept")
-    with files.claimed(path) as first, files.claimed(path) as second:
+    with storage.claimed(path) as first, storage.claimed(path) as second:
         assert first and not second
 
     def claim():
-        with files.claimed(path, wait=True) as mine:
+        with storage.claimed(path, wait=True) as mine:
             got.append(mine and path.exists())
 
     got, other = [], threading.Thread(target=claim)
-    with files.claimed(path) as again:
+    with storage.claimed(path) as again:
         other.start()
         other.join(0.2)
         assert again and not got and path.read_text() == "kept"
@@ -185,14 +185,14 @@ def test_leftovers_are_those_of_the_names_that_were_asked_for(tmp_path):
     for name in (*own, "b.json.0123abcd.part", "a.json.part", "a.json.0123abcz.part"):
         (tmp_path / name).write_text("half")
     (tmp_path / "a.json.01234567.part").mkdir()
-    found = files.leftovers(tmp_path, "a.json", "step-*.x")
+    found = storage.leftovers(tmp_path, "a.json", "step-*.x")
     assert [path.name for path in found] == [*own]
 
 
 def test_a_claim_does_not_follow_a_link(tmp_path):
     (tmp_path / "lock").symlink_to(tmp_path / "other")
-    with pytest.raises(files.NotWritten, match="lock could not be written"):
-        with files.claimed(tmp_path / "lock"):
+    with pytest.raises(storage.NotWritten, match="lock could not be written"):
+        with storage.claimed(tmp_path / "lock"):
             pass
     assert not (tmp_path / "other").exists()
 
@@ -208,8 +208,8 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
         done.append("renamed")
         move(old, new)
 
-    monkeypatch.setattr(files.os, "fsync", note)
-    monkeypatch.setattr(files.os, "replace", renamed)
+    monkeypatch.setattr(storage.os, "fsync", note)
+    monkeypatch.setattr(storage.os, "replace", renamed)
     put(tmp_path / "x", b"new")
     assert done[0].endswith(".part") and done[1:] == ["renamed", str(tmp_path)]
 
@@ -218,8 +218,8 @@ def test_a_disk_that_is_full_at_the_folder_is_said(tmp_path, monkeypatch):
     def full(handle):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(files.NotWritten, match="No space left on device.*Free some"):
+    monkeypatch.setattr(storage.os, "fsync", full)
+    with pytest.raises(storage.NotWritten, match="No space left on device.*Free some"):
         put(tmp_path / "x", b"new")
     with pytest.raises(OSError, match="No space left"):
-        files.sync(tmp_path)
+        storage.sync(tmp_path)
