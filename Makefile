@@ -85,8 +85,9 @@ else
 	@$(BIN)/python experiments/evidence.py "$(RECIPE)"
 endif
 
-lint: env  ## check the style of all code
+lint: env  ## check the style and the types of all code
 	$(call step,style,$(BIN)/ruff check .)
+	$(call step,types,$(BIN)/mypy)
 
 dist: env  ## TAG=v0.1.0: the wheel and the source of that version, in _build/dist
 	@$(BIN)/python book/_tools/release.py --check "$(TAG)" > /dev/null
@@ -107,7 +108,7 @@ lock: env  ## bring requirements.lock up to the newest versions
 	  --no-emit-find-links --no-emit-index-url -o requirements.lock)
 
 clean:  ## remove everything that was built; the environment stays
-	rm -rf _build notebooks/runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf _build notebooks/runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 distclean: clean  ## remove the environment too
 	rm -rf $(VENV) *.egg-info

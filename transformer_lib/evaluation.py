@@ -52,7 +52,9 @@ def _bleu_counts(hypothesis: Sequence[str], reference: Sequence[str]) -> list[in
 
 # %% ../notebooks/15_evaluation.ipynb #ee226035
 def _bleu_from_counts(
-    counts: Sequence[float], smooth: str = "none", effective_order: bool = False
+    counts: Sequence[float] | np.ndarray,
+    smooth: str = "none",
+    effective_order: bool = False,
 ) -> float:
     """BLEU in percent from summed counts.
 
@@ -310,11 +312,12 @@ def tokenized_bleu(
         text = text if ready else moses.tokenize(text, return_str=True)
         return (_split_at_hyphens(text) if split_compounds else text).split()
 
-    cut = [[tokens(text) for text in hypotheses]]
-    cut.append([tokens(text, references_tokenized) for text in references])
+    ours = [tokens(text) for text in hypotheses]
+    theirs = [tokens(text, references_tokenized) for text in references]
     kind = f"moses-{language}" + ("+hyphens" if split_compounds else "")
     signature = f"nrefs:1|case:mixed|eff:no|tok:{kind}|smooth:none"
-    return Score(bleu(*cut), f"{signature}|version:sacremoses-{version('sacremoses')}")
+    score = bleu(ours, theirs)
+    return Score(score, f"{signature}|version:sacremoses-{version('sacremoses')}")
 
 # %% ../notebooks/15_evaluation.ipynb #586b1487
 def _chrf_counts(hypothesis: str, reference: str) -> list[int]:
@@ -353,7 +356,7 @@ def chrf(
     return _corpus_score(CHRF(word_order=word_order), hypotheses, references)
 
 
-def _chrf_from_counts(counts: Sequence[float]) -> float:
+def _chrf_from_counts(counts: Sequence[float] | np.ndarray) -> float:
     """chrF2 in percent from summed counts."""
     orders = np.asarray(counts, dtype=float).reshape(6, 3)
     orders = orders[(orders[:, :2] > 0).all(axis=1)]
@@ -362,7 +365,6 @@ def _chrf_from_counts(counts: Sequence[float]) -> float:
     precision = (orders[:, 2] / orders[:, 0]).mean()
     recall = (orders[:, 2] / orders[:, 1]).mean()
     return float(100 * 5 * precision * recall / (4 * precision + recall))
-
 
 # %% ../notebooks/15_evaluation.ipynb #7a89ccf5
 _METRICS = ("BLEU", "chrF2")
@@ -378,11 +380,11 @@ def _sentence_counts(
     if metric not in _METRICS:
         raise ValueError(f"metric={metric!r}: must be one of {_METRICS}.")
     _check_corpus(hypotheses, references)
-    sides, count = (hypotheses, references), _chrf_counts
     if metric == "BLEU":
         cut = _bleu_metric(tokenize, references)
-        sides, count = [_tokens_of(side, cut) for side in sides], _bleu_counts
-    return np.array([count(*pair) for pair in zip(*sides, strict=True)], dtype=float)
+        sides = (_tokens_of(side, cut) for side in (hypotheses, references))
+        return np.array([*map(_bleu_counts, *sides)], dtype=float)
+    return np.array([*map(_chrf_counts, hypotheses, references)], dtype=float)
 
 
 def _score_counts(counts: np.ndarray, metric: str) -> float:
@@ -513,11 +515,11 @@ def paired_bootstrap(
         np.array([_score_counts(row, metric) for row in weights @ own])
         for own in counts
     ]
-    values = [_score_counts(own.sum(0), metric) for own in counts]
+    one, other = (_score_counts(own.sum(0), metric) for own in counts)
     differences = scores[1] - scores[0]
     spread = abs(differences) - abs(differences).mean()
-    p_value = ((spread > abs(values[1] - values[0])).sum() + 1) / (samples + 1)
-    return Comparison(*values, *_bounds(differences), float(p_value), differences)
+    p_value = ((spread > abs(other - one)).sum() + 1) / (samples + 1)
+    return Comparison(one, other, *_bounds(differences), float(p_value), differences)
 
 # %% ../notebooks/15_evaluation.ipynb #962b3285
 def perplexity(model: Transformer, pairs: TokenPairs, max_tokens: int = 4096) -> float:

@@ -193,12 +193,12 @@ def _spelling(tokenizer: Tokenizer, text: str) -> list[int]:
             break
         i = max(known, key=lambda i: processor.get_score(ids[i]))
         parts[i : i + 2] = [joined[i]]
-    ids = []
+    spelled = []
     for part in parts:
-        known = processor.piece_to_id(part)
+        whole = processor.piece_to_id(part)
         in_bytes = [processor.piece_to_id(f"<0x{b:02X}>") for b in part.encode()]
-        ids += in_bytes if known == unknown else [known]
-    return ids
+        spelled += in_bytes if whole == unknown else [whole]
+    return spelled
 
 # %% ../notebooks/20_fine_tuning.ipynb #c67a42bc
 def fine_tuning_recipe(

@@ -234,7 +234,7 @@ def linear_attention(
     ones = torch.ones_like(value[..., :1])
     value = torch.cat([value, ones], dim=-1)  # the denominator is one column more
     if causal:
-        state, rows = 0.0, []
+        state, rows = key.new_zeros(()), []
         for t in range(query.shape[-2]):  # a recurrent network with a matrix as state
             state = state + key[..., t, :, None] * value[..., t, None, :]  # (..., K, V)
             rows.append(query[..., t, None, :] @ state)  # (..., 1, V)

@@ -225,8 +225,9 @@ def build_optimizer(model: nn.Module, fused: bool = True) -> torch.optim.Adam:
 
     Source: Vaswani et al. 2017, section 5.3; Kingma and Ba 2015.
     """
-    constants = {"lr": 0.0, "betas": (0.9, 0.98), "eps": 1e-9}
-    return torch.optim.Adam(model.parameters(), fused=fused, **constants)
+    return torch.optim.Adam(
+        model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=fused
+    )
 
 # %% ../notebooks/11_objective.ipynb #dda211ab
 def noam_lr(

@@ -91,6 +91,8 @@ class SinusoidalPositions(nn.Module):
     Source: Vaswani et al. 2017, section 3.5.
     """
 
+    table: Tensor
+
     def __init__(self, d_model: int):
         super().__init__()
         self.d_model = d_model

@@ -288,8 +288,10 @@ class Tokenizer:
         encode = self.processor.encode
         if not sample:
             return encode(texts, num_threads=threads)
-        draw = {"enable_sampling": True, "alpha": sample, "nbest_size": -1}
-        return [encode(text, **draw) for text in texts]
+        return [
+            encode(text, enable_sampling=True, alpha=sample, nbest_size=-1)
+            for text in texts
+        ]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The sentence of these ids; special ids vanish.
@@ -310,7 +312,8 @@ class Tokenizer:
 
     def pieces(self, text: str) -> list[str]:
         """The subwords of a sentence, as text."""
-        return self.processor.encode(*_each_sentence("text", [text]), out_type=str)
+        (text,) = _each_sentence("text", [text])
+        return self.processor.encode(text, out_type=str)
 
 # %% ../notebooks/09_tokenizer.ipynb #ebd86cbb
 def _each_sentence(name: str, sentences: Iterable[str]) -> Iterator[str]:
@@ -443,11 +446,11 @@ _EMOJI = (
     r"\p{Extended_Pictographic}"
     r"[\ufe0e\ufe0f\p{Emoji_Modifier}\U000e0020-\U000e007f]*"
 )
-_JOINS = [
+_JOINED = [
     "Arabic", "Syriac", "Mongolian", "Devanagari", "Bengali", "Gurmukhi", "Gujarati",
     "Oriya", "Tamil", "Telugu", "Kannada", "Malayalam", "Sinhala", "Khmer",
 ]  # fmt: skip
-_JOINS = "[" + "".join(rf"\p{{{script}}}" for script in _JOINS) + "]"
+_JOINS = "[" + "".join(rf"\p{{{script}}}" for script in _JOINED) + "]"
 # What is invisible; the first group are the places where it has a meaning.
 _INVISIBLE = regex.compile(
     rf"({_EMOJI}(?:\u200d{_EMOJI})*|[0-9#*]\ufe0f\u20e3"

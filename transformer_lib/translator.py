@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import regex
 from torch import nn
@@ -113,6 +114,26 @@ class Translator:
         """How lines are cut, for a record."""
         return {"by_sentence": self.by_sentence, "max_length": self.max_length}
 
+    @overload
+    def __call__(
+        self,
+        sentences: str,
+        beam_size: int = 4,
+        alpha: float = 0.6,
+        max_extra: int = 50,
+        **settings,
+    ) -> str: ...
+
+    @overload
+    def __call__(
+        self,
+        sentences: Iterable[str],
+        beam_size: int = 4,
+        alpha: float = 0.6,
+        max_extra: int = 50,
+        **settings,
+    ) -> list[str]: ...
+
     def __call__(
         self,
         sentences: str | Iterable[str],
@@ -143,6 +164,14 @@ class Translator:
         settings |= {"beam_size": beam_size, "alpha": alpha, "max_extra": max_extra}
         out = [best.text for best, *_ in self._found(sentences, 1, **settings)]
         return out[0] if isinstance(sentences, str) else out
+
+    @overload
+    def n_best(self, sentences: str, n: int, **settings) -> list[Candidate]: ...
+
+    @overload
+    def n_best(
+        self, sentences: Iterable[str], n: int, **settings
+    ) -> list[list[Candidate]]: ...
 
     def n_best(
         self, sentences: str | Iterable[str], n: int, **settings
@@ -362,9 +391,9 @@ def _unknown_characters(lines: Sequence[str], tokenizer: Tokenizer) -> _Unknown:
 
 # %% ../notebooks/17_translator.ipynb #dc377c7a
 _EAST_ASIAN = r"[\p{Han}\p{Hiragana}\p{Katakana}]"  # here each character is a word
-_WORD = rf"(?:(?!{_EAST_ASIAN})[\p{{L}}\p{{M}}\p{{N}}])+|{_EAST_ASIAN}"
-_UNIT = _WORD + r"|[^\p{M}\p{Cf}][\p{M}\p{Cf}]*|."
-_WORD = regex.compile(_WORD)
+_RUN = rf"(?:(?!{_EAST_ASIAN})[\p{{L}}\p{{M}}\p{{N}}])+|{_EAST_ASIAN}"
+_UNIT = _RUN + r"|[^\p{M}\p{Cf}][\p{M}\p{Cf}]*|."
+_WORD = regex.compile(_RUN)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Prepared:
 
 
 def prepare(
-    corpus,
+    corpus: str | Path | dict,
     folder: str | Path,
     vocab_size: int = 8000,
     kind: str = "bpe",
