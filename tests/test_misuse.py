@@ -66,7 +66,7 @@ DOORS = {
         "d_ff": WHOLE, "d_k": OPTIONAL, "d_v": OPTIONAL, "dropout": SHARE,
         "attention_dropout": SHARE, "positions": WHOLE, "max_length": WHOLE,
         "norm_first": SWITCH, "attention_bias": SWITCH, "tie_embeddings": SWITCH,
-        "pad_id": FROM_0, "activation": WHOLE, "output_bias": SWITCH}),
+        "activation": WHOLE, "output_bias": SWITCH}),
     Transformer: ({"config": MODEL.config}, {"config": WHOLE}),
     MODEL.forward: ({"src_ids": IDS, "tgt_ids": IDS},
                     {"src_ids": WHOLE, "tgt_ids": WHOLE}),

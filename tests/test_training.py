@@ -19,16 +19,7 @@ from small_runs import FEW, SMALL, VOCABULARY
 from transformer_lib import training
 from transformer_lib.batches import TokenPairs, make_batch, pack
 from transformer_lib.batches.plan import _flatten
-from transformer_lib.decoding import force_score
-from transformer_lib.evaluation import perplexity
 from transformer_lib.exercises.training import check_mean_loss
-from transformer_lib.looking_inside import (
-    attention_weights,
-    effect_of_words,
-    look,
-    most_attended,
-    weigh_heads,
-)
 from transformer_lib.objective import build_optimizer
 from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.training import (
@@ -37,7 +28,6 @@ from transformer_lib.training import (
     quick_translate,
     same_part,
     update,
-    validation_loss,
 )
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -373,32 +363,3 @@ def test_fit_leaves_the_model_in_evaluation_mode(model, pairs):
 def tokenizer():
     text = (side for pair in FEW["valid"] for side in pair)
     return Tokenizer.train(text, VOCABULARY)
-
-
-DOORS = {
-    "fit": lambda m, t, pairs: fit(m, pairs, 1, 300),
-    "update": lambda m, t, pairs: update(
-        m, build_optimizer(m), [make_batch(pairs, range(3))], 0.1, 0.1
-    ),
-    "validation_loss": lambda m, t, pairs: validation_loss(m, pairs, 300),
-    "perplexity": lambda m, t, pairs: perplexity(m, pairs, 300),
-    "quick_translate": lambda m, t, _: quick_translate(m, t, ["The dog sleeps."]),
-    "generate": lambda m, t, _: m.generate(torch.tensor([[7, 8, 3]])),
-    "force_score": lambda m, t, _: force_score(m, torch.tensor([[7, 8, 3]]), [[7]]),
-    "attention_weights": lambda m, t, _: attention_weights(
-        m, torch.tensor([[7, 8, 3]]), torch.tensor([[2, 7]])
-    ),
-    "look": lambda m, t, _: look(m, t, "The dog sleeps."),
-    "look at a pair": lambda m, t, _: look(m, t, "The dog.", "Der Hund."),
-    "most_attended": lambda m, t, _: most_attended(m, t, "The dog sleeps."),
-    "weigh_heads": lambda m, t, _: weigh_heads(m, t, [("The dog.", "Der Hund.")]),
-    "effect_of_words": lambda m, t, _: effect_of_words(m, t, "The dog.", "Der Hund."),
-}
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_a_model_that_pads_with_another_id_is_refused(door, tokenizer, pairs):
-    other = Transformer(TransformerConfig(VOCABULARY, pad_id=5, **SMALL))
-    message = "pad_id=5: the library's tokenizers and batches pad with 0"
-    with pytest.raises(ValueError, match=message):
-        DOORS[door](other, tokenizer, pairs)

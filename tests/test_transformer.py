@@ -77,7 +77,7 @@ def hidden_states(model, twin, src, tgt, masks):
     y = model.embed_target(tgt)
     if not masks:
         return model.decoder(y, model.encoder(x)), twin(x, y)
-    pad = src == model.config.pad_id
+    pad = src == 0
     later = ~causal_mask(tgt.shape[1])
     ours = model.decode(tgt, model.encode(src), src)
     theirs = twin(
@@ -337,7 +337,6 @@ def test_a_source_of_padding_alone_gives_numbers():
         ({"dropout": 1.0}, "dropout=1.0: .*below 1"),
         ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),
         ({"positions": "rotary"}, "must be 'sinusoidal' or 'learned'"),
-        ({"pad_id": 50}, "pad_id=50: must be an id of the vocabulary, 0 to 49"),
         ({"d_model": 33, "num_heads": 3}, "d_model=33: sinusoidal"),
     ],
 )
@@ -384,6 +383,38 @@ def test_longer_than_learned_positions():
     for source, target in [(7, 3), (3, 7)]:
         with pytest.raises(ValueError, match="7 positions .* 6"):
             model(ids(1, source), ids(1, target))
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.ones(4, 4), torch.ones(2, 4, 4).bool(), [[True]]]
+)
+def test_a_mask_that_is_none_is_refused_at_the_door(mask):
+    model, src = make(), ids(2, 4)
+    memory = model.encode(src)
+    for call in (
+        lambda: model.encode(src, mask),
+        lambda: model.decode(src, memory, src, self_mask=mask),
+        lambda: model.decode(src, memory, src, memory_mask=mask),
+    ):
+        with pytest.raises(ValueError, match="a mask of type .* boolean tensor"):
+            call()
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_an_exported_program_takes_other_batches_and_lengths(positions):
+    model = make(positions=positions, max_length=40).eval()
+    names = ("batch", "source", "target")
+    batch, *lengths = (torch.export.Dim(name, max=40) for name in names)
+    shapes = [{0: batch, 1: length} for length in lengths]
+    with torch.no_grad():
+        program = torch.export.export(
+            model, (ids(3, 7), ids(3, 5)), dynamic_shapes=shapes
+        ).module()
+        for size, source, target in ((2, 4, 9), (5, 9, 4), (4, 30, 31)):
+            src, tgt = ids(size, source), ids(size, target)
+            src[0, 2:] = 0
+            found, wanted = program(src, tgt), model(src, tgt)
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])

@@ -32,12 +32,12 @@ def causal_mask(length: int, device: torch.device | str | None = None) -> Tensor
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 # %% ../notebooks/06_decoder.ipynb #2ed93194
-def padding_mask(ids: Tensor, pad_id: int) -> Tensor:
+def padding_mask(ids: Tensor, pad_id: int = 0) -> Tensor:
     """True at real tokens, False at padding.
 
     Args:
         ids: int64, shape (B, S).
-        pad_id: The id that pads.
+        pad_id: The id that pads: 0 in all of this library.
 
     Returns:
         Boolean, shape (B, 1, 1, S): broadcasts over heads and queries.

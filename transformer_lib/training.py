@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .batches import Batch, Packed, TokenPairs, batches, pad
-from .batches.plan import _check_padding
 from .decoder import causal_mask
 from transformer_lib.objective import (
     build_optimizer,
@@ -57,8 +56,7 @@ def fit(
         The smoothed loss of each update, in nats per target token.
 
     Raises:
-        ValueError: If a number cannot be, or the model pads with another id than the
-            batches.
+        ValueError: If a number cannot be.
 
     Source: Vaswani et al. 2017, section 5.
     """
@@ -66,7 +64,6 @@ def fit(
         raise ValueError("fit needs a Transformer, and TokenPairs (tokenize_pairs).")
     _check_whole(1, max_steps=max_steps, max_tokens=max_tokens, warmup=warmup)
     _check_whole(0, seed=seed)
-    _check_padding(model.config.pad_id)
     optimizer, losses = build_optimizer(model), []
     epochs = (batches(pairs, max_tokens, seed, epoch) for epoch in itertools.count())
     endless = itertools.chain.from_iterable(epochs)
@@ -102,12 +99,10 @@ def quick_translate(
         For a sentence its translation, for several a list of theirs.
 
     Raises:
-        ValueError: If the model pads with another id than the tokenizer.
         FloatingPointError: If the model's logits are NaN or infinite.
     """
     if isinstance(sentences, str):
         return quick_translate(model, tokenizer, [sentences], longest)[0]
-    _check_padding(model.config.pad_id)
     rows = [tokenizer.encode(sentence) + [EOS] for sentence in sentences]
     src_ids = pad(rows).to(model.device)  # (B, S)
     memory = model.eval().encode(src_ids)  # (B, S, D)
@@ -137,14 +132,10 @@ class BatchLoss(nn.Module):
         model: The model.
         chunk: How many target tokens are projected onto the vocabulary at a time; 0
             for all of them.
-
-    Raises:
-        ValueError: If the model pads with another id than the batches.
     """
 
     def __init__(self, model: Transformer, chunk: int = 256):
         super().__init__()
-        _check_padding(model.config.pad_id)
         self.model, self.chunk = model, chunk
 
     def forward(self, batch: Batch, real: Tensor, epsilon: float) -> Tensor:
@@ -414,9 +405,6 @@ def validation_loss(model: Transformer, pairs: TokenPairs, max_tokens: int) -> f
     Returns:
         The loss; NaN, and no error, where the model's weights give no numbers, since a
         run that diverges has to record that.
-
-    Raises:
-        ValueError: If the model pads with another id than the batches.
     """
     was_training = model.training
     loss_of = BatchLoss(model.eval())

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from .decoder import Decoder, causal_mask, padding_mask
 from .encoder import Encoder, FeedForward, torch_names
+from .multihead import head_widths
 from .positions import LearnedPositions, SinusoidalPositions
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ class TransformerConfig:
         attention_bias: Whether attention's projections have biases.
         tie_embeddings: Whether both embeddings and the output projection share
             one matrix.
-        pad_id: The id that pads.
         activation: Of the feed-forward networks: "relu" as in the paper, "gelu" or
             "swish".
         output_bias: Whether the logits have a bias (the paper has none).
@@ -77,7 +77,6 @@ class TransformerConfig:
     norm_first: bool = False
     attention_bias: bool = False
     tie_embeddings: bool = True
-    pad_id: int = 0
     activation: str = "relu"
     output_bias: bool = False
 
@@ -213,7 +212,7 @@ class Transformer(Embeddings):
         """Read the source.
 
         Args:
-            src_ids: int64, shape (B, S), padded with config.pad_id.
+            src_ids: int64, shape (B, S), padded with 0.
             mask: True where a position may look, broadcasts to (B, H, S, S); at all but
                 padding if None.
             places: Positions, as for :meth:`embed`.
@@ -225,8 +224,7 @@ class Transformer(Embeddings):
             ValueError: As :meth:`forward`.
         """
         _check_ids(src_ids, self.config.vocab_size, "src_ids")
-        if mask is None:
-            mask = padding_mask(src_ids, self.config.pad_id)  # (B, 1, 1, S)
+        mask = _checked_mask(padding_mask(src_ids) if mask is None else mask)
         x = self.embed_source(src_ids, places)  # (B, S) -> (B, S, D)
         return self.encoder(x, mask.to(self.device))
 
@@ -262,10 +260,10 @@ class Transformer(Embeddings):
         if self_mask is None:
             self_mask = causal_mask(tgt_ids.shape[1], self.device)  # (T, T)
         if memory_mask is None:
-            memory_mask = padding_mask(src_ids, self.config.pad_id)  # (B, 1, 1, S)
+            memory_mask = padding_mask(src_ids)  # (B, 1, 1, S)
+        masks = map(_checked_mask, (self_mask, memory_mask))
         x = self.embed_target(tgt_ids, places)  # (B, T) -> (B, T, D)
-        looks = (y.to(self.device) for y in (memory, self_mask, memory_mask))
-        return self.decoder(x, *looks)
+        return self.decoder(x, *(y.to(self.device) for y in (memory, *masks)))
 
     def forward(self, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
         """Logits of each next token, given the source and the tokens before it.
@@ -395,11 +393,25 @@ def _check_memory(memory: Tensor, src_ids: Tensor, tgt_ids: Tensor) -> None:
             f"memory has shape {tuple(memory.shape)}, src_ids {tuple(src_ids.shape)}; "
             "memory must be (batch, source length, d_model) of the same src_ids."
         )
-    if len(tgt_ids) != len(src_ids):
+    sources, targets = src_ids.shape[0], tgt_ids.shape[0]
+    if sources != targets:
         raise ValueError(
-            f"src_ids hold {len(src_ids)} sentences and tgt_ids {len(tgt_ids)}; "
-            "give one target for each source."
+            f"src_ids hold {sources} sentences and tgt_ids {targets}; give one target "
+            "for each source."
         )
+
+
+def _checked_mask(mask: Tensor) -> Tensor:
+    """The mask, if it is one: three axes, (B, T, S), would be read as (H, T, S)."""
+    kind = getattr(mask, "dtype", type(mask).__name__)
+    if kind != torch.bool or mask.dim() not in (2, 4):
+        shape = tuple(getattr(mask, "shape", ()))
+        raise ValueError(
+            f"a mask of type {kind} and shape {shape}: give a boolean tensor, True "
+            "where a position may look, of two axes, (queries, keys), or of four, "
+            "(batch, heads, queries, keys)."
+        )
+    return mask
 
 # %% ../notebooks/07_transformer.ipynb #4ef0b5c3
 _LARGEST = 10**12  # of any number that is given
@@ -450,23 +462,13 @@ def _check_config(config: "TransformerConfig") -> None:
         raise ValueError(
             f"activation={config.activation!r}: must be one of {[*_ACTIVATIONS]}."
         )
-    _check_whole(0, pad_id=config.pad_id)
-    if config.pad_id >= config.vocab_size:
-        raise ValueError(
-            f"pad_id={config.pad_id}: must be an id of the vocabulary, "
-            f"0 to {config.vocab_size - 1}."
-        )
     _check_widths(config)
 
 # %% ../notebooks/07_transformer.ipynb #11c6ac8a
 def _check_widths(config: "TransformerConfig") -> None:
     """Refuse widths that do not fit together, and unknown positions."""
-    d, h = config.d_model, config.num_heads
-    if None in (config.d_k, config.d_v) and d % h:
-        raise ValueError(
-            f"d_model={d} cannot be split into num_heads={h} equal heads; choose a "
-            "divisor of d_model, or give both d_k and d_v."
-        )
+    d = config.d_model
+    head_widths(d, config.num_heads, config.d_k, config.d_v)
     if config.positions not in ("sinusoidal", "learned"):
         raise ValueError(
             f"positions={config.positions!r}: must be 'sinusoidal' or 'learned'."
@@ -519,7 +521,7 @@ def _count_parts(config: TransformerConfig) -> dict[str, int]:
         Counts for "embeddings", "encoder", "decoder" and "positions".
     """
     d, h, f = config.d_model, config.num_heads, config.d_ff
-    d_k, d_v = config.d_k or d // h, config.d_v or d // h
+    d_k, d_v = head_widths(d, h, config.d_k, config.d_v)
     attention = 2 * d * h * d_k + 2 * d * h * d_v
     if config.attention_bias:
         attention += 2 * h * d_k + h * d_v + d

@@ -271,19 +271,6 @@ def _plan_by_length(
     return plan
 
 
-def _check_padding(pad_id: int) -> None:
-    """Refuse a model that pads with another id than tokenizers and batches here.
-
-    Raises:
-        ValueError: Both ids, and what to do.
-    """
-    if pad_id != PAD:
-        raise ValueError(
-            f"pad_id={pad_id}: the library's tokenizers and batches pad with {PAD}; "
-            f"make the model with pad_id={PAD}."
-        )
-
-
 def _check_budget(pairs: TokenPairs, max_tokens: int) -> np.ndarray:
     """The longer side of each pair; refuse a pair that is over the budget alone.
 

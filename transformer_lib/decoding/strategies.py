@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ..batches import pad
-from ..batches.plan import _check_padding
 from ..decoder import padding_mask
 from ..multihead import MultiHeadAttention
 from ..tokenizer import BOS, EOS, PAD
@@ -89,7 +88,6 @@ class FullSteps:
     """
 
     def __init__(self, model: Transformer, src_ids: Tensor):
-        _check_padding(model.config.pad_id)
         src_ids = src_ids.to(model.device)
         self.model, self.src_ids, self.memory = model, src_ids, model.encode(src_ids)
         self.ids = src_ids.new_zeros(len(src_ids), 1, 0)  # (B, k, t)
@@ -190,14 +188,13 @@ class CachedSteps:
     """
 
     def __init__(self, model: Transformer, src_ids: Tensor):
-        _check_padding(model.config.pad_id)
         self.model, self.layers, self.length = model, model.decoder.layers, 0
         src_ids = src_ids.to(model.device)
         memory = model.encode(src_ids)  # (B, S, D)
         self.source = [
             layer.cross_attention.keys_values(memory, memory) for layer in self.layers
         ]
-        self.source_mask = padding_mask(src_ids, model.config.pad_id)  # (B, 1, 1, S)
+        self.source_mask = padding_mask(src_ids)  # (B, 1, 1, S)
         self.caches = [_Cache() for _ in self.layers]
         self.seen = src_ids.new_zeros(len(src_ids), 1, 0, dtype=torch.bool)
         self.room = 64
@@ -626,10 +623,8 @@ def force_score(
         One log-probability for each source, in nats.
 
     Raises:
-        ValueError: If there is not one output for each source, or the model pads with
-            another id than the tokenizer.
+        ValueError: If there is not one output for each source.
     """
-    _check_padding(model.config.pad_id)
     if len(tgt_ids_list) != len(src_ids):
         raise ValueError(
             f"{len(src_ids)} sources and {len(tgt_ids_list)} outputs: give one each."

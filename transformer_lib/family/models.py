@@ -385,7 +385,7 @@ class OneStack(Embeddings):
         _check_ids(ids, self.config.vocab_size)
         ids = ids.to(self.device)
         x = self.embed_source(ids)  # (B, T) -> (B, T, D)
-        mask = padding_mask(ids, self.config.pad_id)  # (B, 1, 1, T)
+        mask = padding_mask(ids)  # (B, 1, 1, T)
         if self.config.causal:
             mask = mask & causal_mask(ids.shape[1], ids.device)  # (B, 1, T, T)
         return self.encoder(x, mask)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ..batches import pad
-from ..batches.plan import _check_padding
 from ..corpora import load_corpus
 from ..corpora.grammar import _VERBS, _Clause, _verb_clause
 from ..evaluation import sacre_bleu
@@ -61,12 +60,8 @@ def most_attended(
     Returns:
         int64, shape (L, H, words), on the CPU.
 
-    Raises:
-        ValueError: If the model pads with another id than the tokenizer.
-
     Source: Voita et al. 2019, section 5.2.1 (the largest weight, the end left out).
     """
-    _check_padding(model.config.pad_id)
     src = tokenizer.encode(sentence)
     seen: list[Tensor] = []
 
@@ -357,11 +352,7 @@ def _token_log_probs(
         Log-probabilities over the vocabulary, shape (B, T, V); the right tokens,
         (B, T), the end symbol last; and where there is a token, boolean (B, T). All on
         the model's device.
-
-    Raises:
-        ValueError: If the model pads with another id than the tokenizer.
     """
-    _check_padding(model.config.pad_id)
     tgt_ids = tgt_ids.to(model.device)
     real = tgt_ids != PAD  # (B, T)
     right = torch.nn.functional.pad(tgt_ids[:, 1:], (0, 1), value=PAD)  # (B, T)

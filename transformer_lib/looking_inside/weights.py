@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..attention import scaled_dot_product_attention
 from ..batches import pad
-from ..batches.plan import _check_padding
 from ..decoding import beam_search
 from ..multihead import MultiHeadAttention
 from ..tokenizer import _MARK, BOS, EOS, PAD, Tokenizer
@@ -111,12 +110,8 @@ def attention_weights(
         (B, H, T, T) and (B, H, T, S), on the CPU. Each row sums to 1 over the keys that
         are allowed; all other keys have 0.
 
-    Raises:
-        ValueError: If the model pads with another id than the tokenizer.
-
     Source: Vaswani et al. 2017, section 3.2.3 (the three uses of attention).
     """
-    _check_padding(model.config.pad_id)
     seen: dict[str, list[Tensor]] = {kind: [] for kind in _KINDS}
 
     def note(kind, layer, weights, allowed):
@@ -165,8 +160,7 @@ def look(
         target: Its translation; the model's own (beam 4) if not given.
 
     Raises:
-        ValueError: If the source has no tokens, or the model pads with another id than
-            the tokenizer.
+        ValueError: If the source has no tokens.
     """
     src = tokenizer.encode(source)
     if not src:

@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 
 from ..batches import Prepared
-from ..batches.plan import _check_padding
 from ..corpora import load_corpus
 from transformer_lib.runs.checkpoints import (
     Progress,
@@ -553,8 +552,7 @@ def save_model(
             else, or a weight is too large for 16 bits.
     """
     settings = asdict(model.config)
-    vocab_size, pad_id = settings.pop("vocab_size"), settings.pop("pad_id")
-    _check_padding(pad_id)
+    vocab_size = settings.pop("vocab_size")
     if tokenizer.vocab_size != vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} pieces, the model "

@@ -261,7 +261,7 @@ def _check_model_settings(vocab_size: int, model: dict) -> None:
     if not isinstance(model, dict):
         raise ValueError(f"model={model!r}: must be a table of settings.")
     kinds = {f.name: f.type for f in fields(TransformerConfig)}
-    allowed = {n: k for n, k in kinds.items() if n not in ("vocab_size", "pad_id")}
+    allowed = {n: k for n, k in kinds.items() if n != "vocab_size"}
     if unknown := sorted(map(str, model.keys() - allowed.keys())):
         raise ValueError(
             f"[model] has unknown settings {unknown}; allowed are {sorted(allowed)}."
