@@ -488,6 +488,24 @@ def test_a_run_goes_on_with_its_text_from_another_place(
     assert_same_run(whole, half_way)
 
 
+def test_a_run_that_began_before_sources_were_folded(corpus, tmp_path):
+    """It goes on with its own text; the text prepared anew has another checksum."""
+    files = {}
+    for split, path in corpus.items():
+        files[split] = str(tmp_path / f"{split}.tsv")
+        typed = Path(path).read_text("utf-8").replace(".\t", "\u2019.\t")
+        Path(files[split]).write_text(typed, encoding="utf-8")
+    run, recipe = tmp_path / "run", recipe_of(files, max_steps=2)
+    ready = prepare(files, run / "data", 340, threads=1, fold=False)
+    train(recipe, run, show=False)
+    tokenizer = Tokenizer(ready.tokenizer.model)
+    prepare(files, tmp_path / "new", 340, tokenizer=tokenizer, threads=1)
+    longer = recipe_of(files, max_steps=4)
+    with pytest.raises(ValueError, match="other training and validation pairs"):
+        train(longer, run, tmp_path / "new", show=False)
+    assert train(longer, run, show=False).history[-1]["step"] == 4
+
+
 def test_a_run_of_an_earlier_version_is_known_by_its_texts_checksum(
     texts, half_way, corpus
 ):
