@@ -86,7 +86,7 @@ else
 endif
 
 lint: env  ## check the style and the types of all code
-	$(call step,style,$(BIN)/ruff check .)
+	$(call step,style,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
 	$(call step,types,$(BIN)/mypy)
 
 dist: env  ## TAG=v0.1.0: the wheel and the source of that version, in _build/dist

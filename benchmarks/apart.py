@@ -33,9 +33,12 @@ def apart(function, *arguments) -> dict:
             before = memory("VmRSS")
             began, busy = time.perf_counter(), time.process_time()
             answer = function(*arguments)
-            figures = {"answer": answer, "seconds": time.perf_counter() - began,
-                       "cpu_seconds": time.process_time() - busy,
-                       "peak_mb": (memory("VmHWM") - before) / 1e6}  # fmt: skip
+            figures = {
+                "answer": answer,
+                "seconds": time.perf_counter() - began,
+                "cpu_seconds": time.process_time() - busy,
+                "peak_mb": (memory("VmHWM") - before) / 1e6,
+            }
             os.write(write, json.dumps(figures).encode())
             status = 0
         finally:

@@ -154,16 +154,25 @@ def hugging_face(case: Case, by_length: bool):
         found = {}
         for some in case.groups(by_length):
             src_ids = pad([case.rows[i] for i in some]).to(case.model.device)
-            how = {"max_new_tokens": src_ids.shape[1] - 1 + EXTRA,
-                   "length_penalty": ALPHA}  # fmt: skip
+            how = {
+                "max_new_tokens": src_ids.shape[1] - 1 + EXTRA,
+                "length_penalty": ALPHA,
+            }
             if case.length is not None:
-                how = {"min_new_tokens": case.length, "length_penalty": 0.0,
-                       "max_new_tokens": case.length + 1, "early_stopping": True,
-                       "forced_eos_token_id": EOS}  # fmt: skip
+                how = {
+                    "min_new_tokens": case.length,
+                    "length_penalty": 0.0,
+                    "max_new_tokens": case.length + 1,
+                    "early_stopping": True,
+                    "forced_eos_token_id": EOS,
+                }
             out = twin.generate(
-                input_ids=src_ids, attention_mask=src_ids != PAD,
-                num_beams=BEAM, do_sample=False, **how,
-            )  # fmt: skip
+                input_ids=src_ids,
+                attention_mask=src_ids != PAD,
+                num_beams=BEAM,
+                do_sample=False,
+                **how,
+            )
             rows = [
                 [i for i in row if i not in (PAD, BOS, EOS)] for row in out.tolist()
             ]
@@ -180,16 +189,22 @@ def ctranslate2_engine(case: Case, kind: str, folder: Path, threads: int):
     path.mkdir(parents=True)
     _ctranslate2_spec(case.model, case.names, kind).save(str(path))
     engine = ctranslate2.Translator(
-        str(path), device=case.model.device.type, compute_type=kind,
-        intra_threads=threads, inter_threads=1,
-    )  # fmt: skip
+        str(path),
+        device=case.model.device.type,
+        compute_type=kind,
+        intra_threads=threads,
+        inter_threads=1,
+    )
     number = {name: i for i, name in enumerate(case.names)}
     source = [[case.names[i] for i in row[:-1]] for row in case.rows]  # it adds the end
     longest = max(map(len, source))
     how = {"max_decoding_length": longest + EXTRA, "length_penalty": ALPHA}
     if case.length is not None:
-        how = {"max_decoding_length": case.length, "min_decoding_length": case.length,
-               "length_penalty": 0.0}  # fmt: skip
+        how = {
+            "max_decoding_length": case.length,
+            "min_decoding_length": case.length,
+            "length_penalty": 0.0,
+        }
 
     def run():
         found = {}
@@ -231,8 +246,12 @@ def engines(case: Case, folder: Path, given) -> dict:
 def ratio_of(mine: list[float], theirs: list[float]) -> dict:
     """How many times faster, from the seconds of the same rounds, two or more."""
     ratio, half = interval([b / a for a, b in zip(mine, theirs, strict=True)])
-    return {"ratio": ratio, "low": ratio / (1 + half), "high": ratio * (1 + half),
-            "rounds": len(mine)}  # fmt: skip
+    return {
+        "ratio": ratio,
+        "low": ratio / (1 + half),
+        "high": ratio * (1 + half),
+        "rounds": len(mine),
+    }
 
 
 def sure(seconds: dict) -> bool:
@@ -276,8 +295,9 @@ def table_of(outputs: dict, seconds: dict) -> dict:
         if line in seconds:
             result[f"{line} over"] = {
                 peer: ratio_of(seconds[line], seconds[peer])
-                for peer in seconds if peer != line
-            }  # fmt: skip
+                for peer in seconds
+                if peer != line
+            }
     return result
 
 
@@ -289,8 +309,10 @@ def show(says: str, result: dict) -> None:
             r = result.get(f"{line} over", {}).get(name)
             words = f"{r['ratio']:.2f} ({r['low']:.2f}-{r['high']:.2f})" if r else ""
             ratios += f"  {words:18}"
-        print(f"  {name:24} {row['tokens_per_second']:8,.0f} "
-              f"{row['as_ours']:4}/{result['sentences']:<4}{ratios}")  # fmt: skip
+        print(
+            f"  {name:24} {row['tokens_per_second']:8,.0f} "
+            f"{row['as_ours']:4}/{result['sentences']:<4}{ratios}"
+        )
 
 
 def quality(quick: bool) -> dict:
@@ -303,8 +325,11 @@ def quality(quick: bool) -> dict:
     for name, one in (("float32", model), ("int8", to_int8(model))):
         said = Translator(one, tokenizer, about)(texts, tell=lambda note: None)
         scores[name] = metric.corpus_score(said, references).score
-    return {"sentences": len(pairs), "engines": scores,
-            "signature": str(metric.get_signature())}  # fmt: skip
+    return {
+        "sentences": len(pairs),
+        "engines": scores,
+        "signature": str(metric.get_signature()),
+    }
 
 
 def cases_of(given) -> dict:
@@ -317,11 +342,13 @@ def cases_of(given) -> dict:
     model, base = "The shipped model", "Base size, V 8,000, random weights, 24 tokens"
     return {
         "shipped, batch 32": (
-            f"{model}, 32 sentences at once", lambda: shipped(32, 128)),
+            f"{model}, 32 sentences at once",
+            lambda: shipped(32, 128),
+        ),
         "base, batch 32": (f"{base}, 32 at once", lambda: forced(BASE, 32, 32, 24)),
         "shipped, batch 1": (f"{model}, one by one", lambda: shipped(1, 12)),
         "base, batch 1": (f"{base}, one by one", lambda: forced(BASE, 1, 2, 24)),
-    }  # fmt: skip
+    }
 
 
 def code() -> str:
@@ -367,8 +394,10 @@ def go_on(given, cases: dict, fingerprint: dict) -> dict:
             ):
                 one_round(runs, seconds)
                 write_json(given.rounds, state)
-        print(f"{name}: {len(seconds['ours float32'])} rounds, "
-              f"{'sure' if sure(seconds) else 'not within 5 % yet'}")  # fmt: skip
+        print(
+            f"{name}: {len(seconds['ours float32'])} rounds, "
+            f"{'sure' if sure(seconds) else 'not within 5 % yet'}"
+        )
     return state
 
 
@@ -386,9 +415,14 @@ def main(arguments=None) -> dict:
     torch.set_num_threads(given.threads)
     peers = {each: version(each) for each in ("transformers", "ctranslate2")}
     environment = environment_record(given.device)
-    fingerprint = {"threads": given.threads, "device": given.device, "peers": peers,
-                   "versions": environment["versions"], "code": code(),
-                   "hardware": environment["hardware"]}  # fmt: skip
+    fingerprint = {
+        "threads": given.threads,
+        "device": given.device,
+        "peers": peers,
+        "versions": environment["versions"],
+        "code": code(),
+        "hardware": environment["hardware"],
+    }
     cases = cases_of(given)
     with place as folder:
         given.rounds = (
@@ -401,21 +435,26 @@ def main(arguments=None) -> dict:
     results = {}
     for each, case in state["cases"].items():
         results[each] = {
-            "says": case["says"], "data_sha256": case["data_sha256"],
+            "says": case["says"],
+            "data_sha256": case["data_sha256"],
             **table_of(case["outputs"], case["seconds"]),
-        }  # fmt: skip
+        }
         show(case["says"], results[each])
     data = "".join(case["data_sha256"] for case in results.values())
     record = {
         "benchmark": f"beam search on {given.device}, same weights",
-        "settings": {"threads": given.threads, "beam_size": BEAM, "alpha": ALPHA,
-                     "base": BASE},
+        "settings": {
+            "threads": given.threads,
+            "beam_size": BEAM,
+            "alpha": ALPHA,
+            "base": BASE,
+        },
         "data_sha256": hashlib.sha256(data.encode()).hexdigest(),
         "environment": environment,
         "peers": peers,
         "bleu": state.get("bleu"),
         "results": results,
-    }  # fmt: skip
+    }
     print(f"\nBLEU {record['bleu']}")
     keep(record, f"benchmarks/{name}", given.out, given.quick)
     return record

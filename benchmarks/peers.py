@@ -77,9 +77,20 @@ from transformer_lib.transformer import Transformer, TransformerConfig, torch_tw
 
 ROOT = Path(__file__).parents[1]
 INSTALLED, ROUNDS = ROOT / "_build" / "peers", ROOT / "_build" / "peers-rounds"
-PACKAGES = ["joeynmt==2.3.0", "x-transformers==2.31.10", "einops", "einx", "loguru",
-            "frozendict", "torch-einops-utils", "importlib-metadata", "zipp",
-            "subword-nmt", "tensorboard", "absl-py"]  # fmt: skip
+PACKAGES = [
+    "joeynmt==2.3.0",
+    "x-transformers==2.31.10",
+    "einops",
+    "einx",
+    "loguru",
+    "frozendict",
+    "torch-einops-utils",
+    "importlib-metadata",
+    "zipp",
+    "subword-nmt",
+    "tensorboard",
+    "absl-py",
+]
 ABSENT = ["fairseq>=0.12", "OpenNMT-py>=3.5", "sockeye>=3", "fairseq2"]
 
 
@@ -149,11 +160,16 @@ class Ours(Peer):
         made = ready.data["settings"]
         data = {k: made[k] for k in ("vocab_size", "kind", "max_length", "max_words")}
         recipe = Recipe(
-            "peers", ready.data["corpus"], model=SIZES[asked.size] | {
-                "dropout": DROPOUT}, max_tokens=asked.max_tokens, epsilon=EPSILON,
-            precision=self.precision, packed=self.width,
-            max_steps=10**6, **data,
-        )  # fmt: skip
+            "peers",
+            ready.data["corpus"],
+            model=SIZES[asked.size] | {"dropout": DROPOUT},
+            max_tokens=asked.max_tokens,
+            epsilon=EPSILON,
+            precision=self.precision,
+            packed=self.width,
+            max_steps=10**6,
+            **data,
+        )
         with tempfile.TemporaryDirectory() as run_dir:
             run = Path(run_dir)
             self.trainer = trainer._set_up(recipe, run, asked.data, "cpu", 0, 1)
@@ -201,9 +217,11 @@ class Torch(Peer):
             sides.append(F.dropout(x, DROPOUT, self.model.training))
         unread, n = batch.src_ids == PAD, batch.tgt_in.shape[1]
         hidden = self.model(
-            *sides, tgt_mask=torch.ones(n, n, dtype=torch.bool).triu(1),
-            src_key_padding_mask=unread, memory_key_padding_mask=unread,
-        )  # fmt: skip
+            *sides,
+            tgt_mask=torch.ones(n, n, dtype=torch.bool).triu(1),
+            src_key_padding_mask=unread,
+            memory_key_padding_mask=unread,
+        )
         return hidden @ self.table.T
 
 
@@ -217,9 +235,11 @@ class HuggingFace(Peer):
 
     def logits(self, batch):
         return self.model(
-            input_ids=batch.src_ids, attention_mask=batch.src_ids != PAD,
-            decoder_input_ids=batch.tgt_in, use_cache=False,
-        ).logits  # fmt: skip
+            input_ids=batch.src_ids,
+            attention_mask=batch.src_ids != PAD,
+            decoder_input_ids=batch.tgt_in,
+            use_cache=False,
+        ).logits
 
 
 class HuggingFaceInBfloat16(HuggingFace):
@@ -250,11 +270,15 @@ class Joey(Peer):
         from joeynmt.model import build_model
 
         side = {
-            "type": "transformer", "num_layers": config.num_layers,
-            "num_heads": config.num_heads, "hidden_size": config.d_model,
-            "ff_size": config.d_ff, "dropout": DROPOUT, "layer_norm": "post",
+            "type": "transformer",
+            "num_layers": config.num_layers,
+            "num_heads": config.num_heads,
+            "hidden_size": config.d_model,
+            "ff_size": config.d_ff,
+            "dropout": DROPOUT,
+            "layer_norm": "post",
             "embeddings": {"embedding_dim": config.d_model, "scale": True},
-        }  # fmt: skip
+        }
         words = Words(config.vocab_size)
         tied = {"tied_embeddings": True, "tied_softmax": True}
         model = build_model({"encoder": side, "decoder": side} | tied, words, words)
@@ -263,11 +287,13 @@ class Joey(Peer):
 
     def asked(self, batch):
         return {
-            "src": batch.src_ids, "trg_input": batch.tgt_in, "trg": batch.tgt_out,
+            "src": batch.src_ids,
+            "trg_input": batch.tgt_in,
+            "trg": batch.tgt_out,
             "src_mask": (batch.src_ids != PAD)[:, None],
             "trg_mask": (batch.tgt_out != PAD)[:, None],
             "src_length": (batch.src_ids != PAD).sum(dim=1),
-        }  # fmt: skip
+        }
 
     def logits(self, batch):
         return self.model._encode_decode(**self.asked(batch))[0]
@@ -282,13 +308,20 @@ class XTransformers(Peer):
     def build(self, config):
         from x_transformers import Decoder, Encoder, TransformerWrapper
 
-        layers = {"dim": config.d_model, "depth": config.num_layers,
-                  "heads": config.num_heads, "attn_flash": True,
-                  "attn_dim_head": config.d_model // config.num_heads,
-                  "ff_mult": config.d_ff / config.d_model,
-                  "ff_dropout": DROPOUT}  # fmt: skip
-        size = {"num_tokens": config.vocab_size, "max_seq_len": 256,
-                "emb_dropout": DROPOUT}  # fmt: skip
+        layers = {
+            "dim": config.d_model,
+            "depth": config.num_layers,
+            "heads": config.num_heads,
+            "attn_flash": True,
+            "attn_dim_head": config.d_model // config.num_heads,
+            "ff_mult": config.d_ff / config.d_model,
+            "ff_dropout": DROPOUT,
+        }
+        size = {
+            "num_tokens": config.vocab_size,
+            "max_seq_len": 256,
+            "emb_dropout": DROPOUT,
+        }
         encoder = TransformerWrapper(
             attn_layers=Encoder(**layers), return_only_embed=True, **size
         )
@@ -305,13 +338,16 @@ class XTransformers(Peer):
 
 
 PEERS = {
-    "ours": Ours, "Hugging Face, by length": HuggingFace, "torch, by length": Torch,
-    "JoeyNMT, by length": Joey, "x-transformers, by length": XTransformers,
+    "ours": Ours,
+    "Hugging Face, by length": HuggingFace,
+    "torch, by length": Torch,
+    "JoeyNMT, by length": Joey,
+    "x-transformers, by length": XTransformers,
     "ours, bfloat16": OursInBfloat16,
     "Hugging Face, by length, bfloat16": HuggingFaceInBfloat16,
     "Hugging Face": HuggingFaceRandom,  # the second line: random batches, padded
     "ours, packed": OursPacked,  # and a third: several pairs in a row, no padding
-}  # fmt: skip
+}
 REFERENCE = "Hugging Face, by length"
 INSTALLED_ASIDE = "JoeyNMT, by length", "x-transformers, by length"
 
@@ -330,8 +366,9 @@ def contend(asked) -> None:
     kind(TransformerConfig(config.vocab_size, **SIZES["tiny"]))  # loads its packages
     before = memory("VmRSS")
     peer = kind(config)
-    about = {"parameters": sum(p.numel() for p in peer.model.parameters()
-                               if p.requires_grad)}  # fmt: skip
+    about = {
+        "parameters": sum(p.numel() for p in peer.model.parameters() if p.requires_grad)
+    }
     losses = [held_out_loss(peer, held_out)]
     peer.begin(ready, plan, asked)
     with contextlib.ExitStack() as stack:
@@ -346,9 +383,11 @@ def contend(asked) -> None:
             run = {
                 "tokens": sum(batch.num_tokens for batch in used),
                 "places": sum(batch.tgt_out.numel() for batch in used),
-                "seconds": seconds, "cpu_seconds": busy,
-                "peak_mb": (memory("VmHWM") - before) / 1e6, "losses": losses,
-            } | about  # fmt: skip
+                "seconds": seconds,
+                "cpu_seconds": busy,
+                "peak_mb": (memory("VmHWM") - before) / 1e6,
+                "losses": losses,
+            } | about
             print(json.dumps(run), flush=True)
 
 
@@ -389,15 +428,24 @@ class Contender:
     """The process of a contender; it waits until it is its turn."""
 
     def __init__(self, name: str, folder: Path, first: int, asked):
-        settings = {"--one": name, "--data": folder, "--first": first,
-                    "--size": asked.size, "--threads": asked.threads,
-                    "--max-tokens": asked.max_tokens,
-                    "--updates": asked.updates}  # fmt: skip
-        self.name, self.errors = name, tempfile.TemporaryFile("w+")
+        settings = {
+            "--one": name,
+            "--data": folder,
+            "--first": first,
+            "--size": asked.size,
+            "--threads": asked.threads,
+            "--max-tokens": asked.max_tokens,
+            "--updates": asked.updates,
+        }
+        self.name = name
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  as long as it
         self.process = subprocess.Popen(
-            command(settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self.errors, text=True,
-        )  # fmt: skip
+            command(settings),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
 
     def run(self, turn: int) -> dict:
         """One round."""
@@ -446,8 +494,10 @@ def race(names, folder: Path, rounds: list[dict], log: Path, asked) -> list[dict
             with open(log, "a", encoding="utf-8") as file:
                 file.write(json.dumps(done) + "\n")
             known = {n: interval(ratios(rounds, n)) for n in names if n != "ours"}
-            said = ", ".join(f"{name} {middle:.2f} ± {half:.0%}"
-                             for name, (middle, half) in known.items())  # fmt: skip
+            said = ", ".join(
+                f"{name} {middle:.2f} ± {half:.0%}"
+                for name, (middle, half) in known.items()
+            )
             print(f"  round {turn + 1}, ours to {said}", flush=True)
     return rounds
 
@@ -475,9 +525,15 @@ def fingerprint(asked, ready) -> str:
     ours = [m for name, m in sys.modules.items() if name.startswith("transformer_lib.")]
     files = sorted(module.__file__ for module in ours)
     parts = [Path(file).read_bytes() for file in (*files, __file__)]
-    settings = (asked.size, asked.threads, asked.max_tokens, asked.updates,
-                ready.data["train"]["sha256"], environment_record()["hardware"],
-                *(version(name) for name in ("torch", "transformers")))  # fmt: skip
+    settings = (
+        asked.size,
+        asked.threads,
+        asked.max_tokens,
+        asked.updates,
+        ready.data["train"]["sha256"],
+        environment_record()["hardware"],
+        *(version(name) for name in ("torch", "transformers")),
+    )
     parts.append(json.dumps(settings).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
@@ -497,8 +553,10 @@ def interval(values: list[float]) -> tuple[float, float]:
     if len(logs) < 2:
         return (values or [math.nan])[0], math.inf
     error = statistics.stdev(logs) / len(logs) ** 0.5
-    return (math.exp(statistics.fmean(logs)),
-            math.expm1(error * float(t.ppf(0.975, len(logs) - 1))))  # fmt: skip
+    return (
+        math.exp(statistics.fmean(logs)),
+        math.expm1(error * float(t.ppf(0.975, len(logs) - 1))),
+    )
 
 
 def compared(all_rounds: list[dict], peer: str) -> dict:
@@ -543,13 +601,16 @@ def marian_translator(folder: Path, batch_size: int = 32, sort: bool = False):
         order, found = (order if sort else range(len(texts))), {}
         for first in range(0, len(order), batch_size):
             some = order[first : first + batch_size]
-            given = tokenizer([texts[i] for i in some], return_tensors="pt",
-                              padding=True)  # fmt: skip
+            given = tokenizer(
+                [texts[i] for i in some], return_tensors="pt", padding=True
+            )
             longest = given["input_ids"].shape[1]
-            out = model.generate(**given, num_beams=4, length_penalty=0.6,
-                                 max_length=longest + 50)  # fmt: skip
-            found |= zip(some, tokenizer.batch_decode(out, skip_special_tokens=True),
-                         strict=True)  # fmt: skip
+            out = model.generate(
+                **given, num_beams=4, length_penalty=0.6, max_length=longest + 50
+            )
+            found |= zip(
+                some, tokenizer.batch_decode(out, skip_special_tokens=True), strict=True
+            )
         return [found[i] for i in range(len(texts))]
 
     return translate
@@ -571,20 +632,34 @@ def engine(kind: str, folder: Path, threads: int):
     return CTranslate2Model(folder / f"ctranslate2{end}", threads)
 
 
-ENGINES = ["ours", "Hugging Face", "Hugging Face, by length", "CTranslate2 float32",
-           "CTranslate2 int8", "ONNX Runtime"]  # fmt: skip
-FOLDERS = {"Hugging Face": "marian", "CTranslate2 float32": "ctranslate2",
-           "CTranslate2 int8": "ctranslate2-int8", "ONNX Runtime": "onnx"}  # fmt: skip
+ENGINES = [
+    "ours",
+    "Hugging Face",
+    "Hugging Face, by length",
+    "CTranslate2 float32",
+    "CTranslate2 int8",
+    "ONNX Runtime",
+]
+FOLDERS = {
+    "Hugging Face": "marian",
+    "CTranslate2 float32": "ctranslate2",
+    "CTranslate2 int8": "ctranslate2-int8",
+    "ONNX Runtime": "onnx",
+}
 
 
 def one_load(asked) -> dict:
     """Seconds from imported packages to a first translation."""
     torch.set_num_threads(asked.threads)
-    for name in ("ctranslate2", "onnxruntime",
-                 "transformers.models.marian.modeling_marian",
-                 "transformers.models.marian.tokenization_marian",
-                 "transformer_lib.translator", "transformer_lib.export.onnx",
-                 "transformer_lib.export.ctranslate2"):  # fmt: skip
+    for name in (
+        "ctranslate2",
+        "onnxruntime",
+        "transformers.models.marian.modeling_marian",
+        "transformers.models.marian.tokenization_marian",
+        "transformer_lib.translator",
+        "transformer_lib.export.onnx",
+        "transformer_lib.export.ctranslate2",
+    ):
         importlib.import_module(name)
     start = time.perf_counter()
     engine(asked.load, Path(asked.data), asked.threads)(["Good morning."])
@@ -619,10 +694,11 @@ def decode(folder: Path, asked) -> dict:
     for name, times in seconds.items():
         tokens = sum(len(ids) + 1 for ids in tokenizer.encode_all(outputs[name]))
         table[name] = {
-            "seconds": times, "tokens": tokens,
+            "seconds": times,
+            "tokens": tokens,
             "tokens_per_second": tokens / statistics.median(times),
             "as_ours": sum(map(str.__eq__, outputs[name], outputs["ours"])),
-        }  # fmt: skip
+        }
     for row in table.values():
         peer = table["Hugging Face"]["tokens_per_second"]
         row["over_hugging_face"] = row["tokens_per_second"] / peer
@@ -633,18 +709,27 @@ def decode(folder: Path, asked) -> dict:
         said = engines[name]([source for source, _ in pairs])
         score = metric.corpus_score(said, references).score
         bleu[name] = {"value": score, "signature": str(metric.get_signature())}
-    files = {name: [f for f in folders[kind].iterdir() if f.is_file()]
-             for name, kind in FOLDERS.items()}  # fmt: skip
+    files = {
+        name: [f for f in folders[kind].iterdir() if f.is_file()]
+        for name, kind in FOLDERS.items()
+    }
     shipped = ROOT / "transformer_lib" / "pretrained" / "tatoeba-en-de"
     files["ours"] = list(shipped.iterdir())
     exports = {
-        name: {"bytes": sum(file.stat().st_size for file in some),
-               "load_seconds": loads(name, folder, asked)}
+        name: {
+            "bytes": sum(file.stat().st_size for file in some),
+            "load_seconds": loads(name, folder, asked),
+        }
         for name, some in files.items()
-    }  # fmt: skip
-    return {"corpus": corpus.name, "sentences": len(texts), "beam_size": 4,
-            "engines": table, "bleu": {"sentences": len(pairs), **bleu},
-            "exports": exports}  # fmt: skip
+    }
+    return {
+        "corpus": corpus.name,
+        "sentences": len(texts),
+        "beam_size": 4,
+        "engines": table,
+        "bleu": {"sentences": len(pairs), **bleu},
+        "exports": exports,
+    }
 
 
 def loads(name: str, folder: Path, asked) -> list[float]:
@@ -661,10 +746,20 @@ def install() -> str | None:
     if (INSTALLED / "joeynmt").is_dir() and (INSTALLED / "x_transformers").is_dir():
         return None
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target",
-         str(INSTALLED), *PACKAGES],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            str(INSTALLED),
+            *PACKAGES,
+        ],
+        capture_output=True,
+        text=True,
+    )
     return done.stderr.strip().splitlines()[-1] if done.returncode else None
 
 
@@ -672,10 +767,24 @@ def why_absent(package: str) -> str:
     """What uv says to a request for this package beside today's torch and numpy."""
     held = f"torch=={version('torch').split('+')[0]}\nnumpy=={version('numpy')}\n"
     done = subprocess.run(
-        [sys.executable, "-m", "uv", "pip", "compile", "-q", "--only-binary", ":all:",
-         "--no-header", "-", "--python", sys.executable],
-        input=f"{package}\n{held}", capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            "-q",
+            "--only-binary",
+            ":all:",
+            "--no-header",
+            "-",
+            "--python",
+            sys.executable,
+        ],
+        input=f"{package}\n{held}",
+        capture_output=True,
+        text=True,
+    )
     if not done.returncode:
         return "installs here; not compared"
     said = " ".join(done.stderr.split())
@@ -688,20 +797,33 @@ def main(arguments=None) -> dict | None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=6, help="at least")
     parser.add_argument("--max-rounds", type=int, default=60)
-    parser.add_argument("--minutes", type=float, default=math.inf,
-                        help="no round of training begins later")  # fmt: skip
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="no round of training begins later",
+    )
     parser.add_argument("--updates", type=int, default=2, help="timed, each round")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of our batches")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["base", "small"])
-    parser.add_argument("--only", nargs="+", default=[""],
-                        help="contenders whose names hold one of these")  # fmt: skip
-    parser.add_argument("--parts", nargs="+", choices=("training", "decoding"),
-                        default=["training", "decoding"],
-                        help="what is measured now")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[""],
+        help="contenders whose names hold one of these",
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=("training", "decoding"),
+        default=["training", "decoding"],
+        help="what is measured now",
+    )
     parser.add_argument("--corpus", default="mixed")
     parser.add_argument("--sentences", type=int, default=320, help="to decode")
-    parser.add_argument("--work", type=Path, default=ROUNDS,
-                        help="keeps the text and what was measured")  # fmt: skip
+    parser.add_argument(
+        "--work", type=Path, default=ROUNDS, help="keeps the text and what was measured"
+    )
     parser.add_argument("--out", type=out_file, help="where the figures are written")
     for name in ("--one", "--load", "--data", "--size"):
         parser.add_argument(name, help=argparse.SUPPRESS)
@@ -716,8 +838,11 @@ def main(arguments=None) -> dict | None:
         asked.sizes, asked.max_tokens = ["tiny"], 400
     missing = "a quick run installs nothing" if asked.quick else install()
     everyone = [n for n in PEERS if not (missing and n in INSTALLED_ASIDE)]
-    names = [n for n in everyone if n[:4] == "ours" or n == REFERENCE
-             or any(part in n for part in asked.only)]  # fmt: skip
+    names = [
+        n
+        for n in everyone
+        if n[:4] == "ours" or n == REFERENCE or any(part in n for part in asked.only)
+    ]
     asked.corpus = "grammar-en-de" if asked.quick else asked.corpus
     began, cases = time.monotonic(), {}
     with tempfile.TemporaryDirectory() as aside:
@@ -727,8 +852,11 @@ def main(arguments=None) -> dict | None:
             asked.size = size
             cases[size] = training(names, place, asked)
         decoding = kept_decoding(place, asked)
-    tables = {size: compared(rounds, REFERENCE)
-              for size, (_, rounds) in cases.items() if rounds}  # fmt: skip
+    tables = {
+        size: compared(rounds, REFERENCE)
+        for size, (_, rounds) in cases.items()
+        if rounds
+    }
     left_out = {} if asked.quick else {p: why_absent(p) for p in ABSENT}
     if missing:
         left_out |= {"JoeyNMT, x-transformers": missing}
@@ -738,17 +866,22 @@ def main(arguments=None) -> dict | None:
         "benchmark": "beside other toolkits: training, memory, decoding, exports",
         "command": "python benchmarks/peers.py",
         "settings": {k: v for k, v in vars(asked).items() if k not in HIDDEN},
-        "data": {"corpus": asked.corpus, "pairs": count_of(asked),
-                 "sha256": cases[first][0].data["train"]["sha256"]},
+        "data": {
+            "corpus": asked.corpus,
+            "pairs": count_of(asked),
+            "sha256": cases[first][0].data["train"]["sha256"],
+        },
         "environment": environment_record(),
         "peers": {p: version(p) for p in ("transformers", "ctranslate2", "onnxruntime")}
         | ({} if missing else dict(p.split("==") for p in PACKAGES[:2])),
         "left_out": left_out,
         "training": tables.get(first),
-        "sizes": {size: {"vocab_size": PIECES[size], "training": table}
-                  for size, table in tables.items()},
+        "sizes": {
+            size: {"vocab_size": PIECES[size], "training": table}
+            for size, table in tables.items()
+        },
         "decoding": decoding,
-    }  # fmt: skip
+    }
     report(record)
     there = {name for rounds in cases.values() for done in rounds[1] for name in done}
     if decoding and len(tables) == len(asked.sizes) and there == set(everyone):

@@ -61,9 +61,14 @@ def line_by_line(text: Path, out: Path, vocab_size: int, threads: int) -> int:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(side for pair in lines_of(text) for side in pair),
-        model_writer=model, vocab_size=vocab_size, model_type="bpe",
-        character_coverage=1.0, byte_fallback=True, num_threads=threads, minloglevel=2,
-    )  # fmt: skip
+        model_writer=model,
+        vocab_size=vocab_size,
+        model_type="bpe",
+        character_coverage=1.0,
+        byte_fallback=True,
+        num_threads=threads,
+        minloglevel=2,
+    )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     pairs = [tuple(processor.encode(side) for side in pair) for pair in lines_of(text)]
     with open(out / "pairs.pickle", "wb") as file:
@@ -75,9 +80,10 @@ def hugging_face(text: Path, out: Path, vocab_size: int, threads: int) -> int:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size, show_progress=False,
+        vocab_size=vocab_size,
+        show_progress=False,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
+    )
     sides = (side for pair in lines_of(text) for side in pair)
     tokenizer.train_from_iterator(sides, trainer)
     stream, ids = lines_of(text), ([], [])
@@ -91,8 +97,11 @@ def hugging_face(text: Path, out: Path, vocab_size: int, threads: int) -> int:
     return len(ids[0])
 
 
-JOBS = {"transformer_lib prepare": ours, "SentencePiece, line by line": line_by_line,
-        "Hugging Face tokenizers": hugging_face}  # fmt: skip
+JOBS = {
+    "transformer_lib prepare": ours,
+    "SentencePiece, line by line": line_by_line,
+    "Hugging Face tokenizers": hugging_face,
+}
 
 
 # --- measuring ------------------------------------------------------------------------
@@ -103,16 +112,24 @@ def job(function, text: Path, vocab_size: int, threads: int) -> dict:
     with tempfile.TemporaryDirectory(dir=text.parent) as out:
         figures = apart(function, text, Path(out), vocab_size, threads)
     pairs, seconds = figures["answer"], figures["seconds"]
-    return {"seconds": seconds, "peak_mb": figures["peak_mb"], "pairs": pairs,
-            "pairs_a_minute": 60 * pairs / seconds}  # fmt: skip
+    return {
+        "seconds": seconds,
+        "peak_mb": figures["peak_mb"],
+        "pairs": pairs,
+        "pairs_a_minute": 60 * pairs / seconds,
+    }
 
 
 def report(rounds: list[dict]) -> dict:
     """Per-round figures with their best and median, for one job."""
     speeds = [r["pairs_a_minute"] for r in rounds]
-    return {"pairs": rounds[0]["pairs"], "pairs_a_minute_best": max(speeds),
-            "pairs_a_minute_median": statistics.median(speeds),
-            "peak_mb": max(r["peak_mb"] for r in rounds), "rounds": rounds}  # fmt: skip
+    return {
+        "pairs": rounds[0]["pairs"],
+        "pairs_a_minute_best": max(speeds),
+        "pairs_a_minute_median": statistics.median(speeds),
+        "peak_mb": max(r["peak_mb"] for r in rounds),
+        "rounds": rounds,
+    }
 
 
 # --- the texts ------------------------------------------------------------------------
@@ -131,10 +148,10 @@ def write_mixed(path: Path) -> None:
     source = Path(folder, "mixed", "train.en-de.tsv.xz")
     if not folder or not source.is_file():
         raise CorpusUnavailable("no mixed text in TRANSFORMER_LIB_MIRROR")
-    with lzma.open(source, "rt", encoding="utf-8", newline="\n") as lines:
-        with open(path, "w", encoding="utf-8", newline="\n") as file:
-            for line in lines:
-                file.write(line.split("\t", 1)[1])
+    how = {"encoding": "utf-8", "newline": "\n"}
+    with lzma.open(source, "rt", **how) as lines, open(path, "w", **how) as file:
+        for line in lines:
+            file.write(line.split("\t", 1)[1])
 
 
 def write_made_up(path: Path) -> None:
@@ -181,12 +198,17 @@ def compare(name, write, folder, vocab_size, threads, rounds, times) -> dict | N
     text.unlink()
     show(name, reports, repeated, times)
     one = reports["transformer_lib prepare"]
-    return {"sha256": digest, "vocab_size": vocab_size, "jobs": reports,
-            "repeated": {"times": times, **repeated},
-            "memory_ratio": repeated["peak_mb"] / one["peak_mb"],
-            "speed_ratio": {
-                n: one["pairs_a_minute_median"] / r["pairs_a_minute_median"]
-                for n, r in reports.items()}}  # fmt: skip
+    return {
+        "sha256": digest,
+        "vocab_size": vocab_size,
+        "jobs": reports,
+        "repeated": {"times": times, **repeated},
+        "memory_ratio": repeated["peak_mb"] / one["peak_mb"],
+        "speed_ratio": {
+            n: one["pairs_a_minute_median"] / r["pairs_a_minute_median"]
+            for n, r in reports.items()
+        },
+    }
 
 
 def show(name: str, reports: dict, repeated: dict, times: int) -> None:
@@ -199,9 +221,11 @@ def show(name: str, reports: dict, repeated: dict, times: int) -> None:
             f"{r['pairs_a_minute_median']:10,.0f} "
             f"{ours_median / r['pairs_a_minute_median']:7.2f}x {r['peak_mb']:8,.0f}"
         )
-    print(f"{f'ours, the text {times} times':30} {repeated['pairs']:9,} "
-          f"{repeated['pairs_a_minute']:16,.0f} {'':10} {'':8} "
-          f"{repeated['peak_mb']:8,.0f}\n")  # fmt: skip
+    print(
+        f"{f'ours, the text {times} times':30} {repeated['pairs']:9,} "
+        f"{repeated['pairs_a_minute']:16,.0f} {'':10} {'':8} "
+        f"{repeated['peak_mb']:8,.0f}\n"
+    )
 
 
 def main(arguments=None) -> dict:
@@ -228,10 +252,13 @@ def main(arguments=None) -> dict:
                 found[name] = figures
     record = {
         "what": "text to token files: pairs a minute and peak memory",
-        "quick": asked.quick, "threads": asked.threads, "rounds": rounds,
-        "texts": found, "environment": environment_record(),
+        "quick": asked.quick,
+        "threads": asked.threads,
+        "rounds": rounds,
+        "texts": found,
+        "environment": environment_record(),
         "peers": {n: version(n) for n in ("sentencepiece", "tokenizers")},
-    }  # fmt: skip
+    }
     keep(record, "benchmarks/prepare", asked.out, asked.quick)
     return record
 

@@ -25,8 +25,11 @@ from transformer_lib.speed import _fast_kinds, _ladder_on, climb, matmul_ceiling
 from transformer_lib.training import PRECISIONS
 from transformer_lib.transformer import TransformerConfig
 
-MORE = {"chunked loss": {"loss": "chunked"}, "compiled": {"compiled": True},
-        "packed rows": {"compiled": False, "feed": "packed"}}  # fmt: skip
+MORE = {
+    "chunked loss": {"loss": "chunked"},
+    "compiled": {"compiled": True},
+    "packed rows": {"compiled": False, "feed": "packed"},
+}
 
 
 def main(arguments=None) -> dict:
@@ -60,18 +63,29 @@ def main(arguments=None) -> dict:
             config = TransformerConfig.big(vocab_size)
         else:
             config = TransformerConfig(vocab_size, **SIZES[asked.size])
-        lines = climb(config, ready.train, asked.max_tokens, asked.updates,
-                      asked.rounds, changes, asked.device)  # fmt: skip
+        lines = climb(
+            config,
+            ready.train,
+            asked.max_tokens,
+            asked.updates,
+            asked.rounds,
+            changes,
+            asked.device,
+        )
         data = {"corpus": name, "sha256": ready.data["train"]["sha256"]}
     kinds = {name: PRECISIONS[name] for name in _fast_kinds(asked.device)}
-    ceiling = {name: matmul_ceiling(config, asked.max_tokens, kind, asked.device)
-               for name, kind in kinds.items()}  # fmt: skip
+    ceiling = {
+        name: matmul_ceiling(config, asked.max_tokens, kind, asked.device)
+        for name, kind in kinds.items()
+    }
     for line in lines:
         share = line["flops"] / line["seconds"] / ceiling[line["steps"]["precision"]]
         low, high = line["times_previous_interval"]
-        print(f"{line['step']:28} {line['tokens_per_second']:10,.0f} tokens/s "
-              f"{line['times_first']:6.2f}x   line before {line['times_previous']:.2f} "
-              f"({low:.2f} to {high:.2f})   {share:5.0%} of the ceiling")  # fmt: skip
+        print(
+            f"{line['step']:28} {line['tokens_per_second']:10,.0f} tokens/s "
+            f"{line['times_first']:6.2f}x   line before {line['times_previous']:.2f} "
+            f"({low:.2f} to {high:.2f})   {share:5.0%} of the ceiling"
+        )
     record = {
         "benchmark": "one update, step by step faster: real target tokens a second",
         "command": "python benchmarks/speed.py",

@@ -82,9 +82,11 @@ def our_update(model, optimizer):
 def padded_loss(logits: torch.Tensor, batch) -> torch.Tensor:
     """The usual loss: torch's, of all places, padding ignored."""
     return F.cross_entropy(
-        logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD,
+        logits.flatten(0, 1),
+        batch.tgt_out.flatten(),
+        ignore_index=PAD,
         label_smoothing=EPSILON,
-    )  # fmt: skip
+    )
 
 
 def their_update(model, optimizer):
@@ -93,9 +95,10 @@ def their_update(model, optimizer):
     def step(batch):
         optimizer.zero_grad(set_to_none=True)
         logits = model(
-            input_ids=batch.src_ids, attention_mask=batch.src_ids != PAD,
+            input_ids=batch.src_ids,
+            attention_mask=batch.src_ids != PAD,
             decoder_input_ids=batch.tgt_in,
-        ).logits  # fmt: skip
+        ).logits
         padded_loss(logits, batch).backward()
         optimizer.step()
 
@@ -212,17 +215,24 @@ def main(arguments=None) -> dict:
     record = {
         "benchmark": "training on a CPU: real target tokens a second",
         "settings": {
-            "sizes": {size: SIZES[size] for size in sizes}, "vocab_size": vocab_size,
-            "pairs": count, "max_length": 100, "max_tokens": max_tokens,
-            "dropout": DROPOUT, "epsilon": EPSILON, "precision": "float32",
-            "optimizer": "torch.optim.Adam", "threads": asked.threads,
-            "rounds": rounds, "updates_a_round": updates,
+            "sizes": {size: SIZES[size] for size in sizes},
+            "vocab_size": vocab_size,
+            "pairs": count,
+            "max_length": 100,
+            "max_tokens": max_tokens,
+            "dropout": DROPOUT,
+            "epsilon": EPSILON,
+            "precision": "float32",
+            "optimizer": "torch.optim.Adam",
+            "threads": asked.threads,
+            "rounds": rounds,
+            "updates_a_round": updates,
         },
         "data_sha256": data,
         "environment": environment_record(),
         "peers": {"transformers": version("transformers")},
         "results": results,
-    }  # fmt: skip
+    }
     keep(record, "benchmarks/training", asked.out, asked.quick)
     return record
 

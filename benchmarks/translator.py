@@ -112,8 +112,11 @@ def main(arguments=None) -> dict:
     record = {
         "benchmark": "the page that translates, from click to translation",
         "settings": {
-            "rounds": rounds, "beam_size": 4, "later_sentences": len(later),
-            "browser": f"Chromium {version}, headless", "threads": 1,
+            "rounds": rounds,
+            "beam_size": 4,
+            "later_sentences": len(later),
+            "browser": f"Chromium {version}, headless",
+            "threads": 1,
         },
         "data_sha256": hashlib.sha256(manifest.read_bytes()).hexdigest(),
         "environment": environment_record(),
@@ -122,7 +125,7 @@ def main(arguments=None) -> dict:
             "later": summary(later),
             "loaded_megabytes": round(size / 1e6, 2),
         },
-    }  # fmt: skip
+    }
     for name in ("first", "later"):
         times = record["results"][name]
         print(

@@ -36,8 +36,11 @@ from transformer_lib.wmt import _clean_wmt, _miniature, _open_tar_member
 def stage(function, *arguments) -> dict:
     """What a function costs in a process of its own."""
     figures = apart(function, *arguments)
-    return {"seconds": figures["cpu_seconds"], "clock_seconds": figures["seconds"],
-            "peak_mb": figures["peak_mb"]}  # fmt: skip
+    return {
+        "seconds": figures["cpu_seconds"],
+        "clock_seconds": figures["seconds"],
+        "peak_mb": figures["peak_mb"],
+    }
 
 
 def real_pairs(count: int) -> list[tuple[str, str]]:
@@ -56,8 +59,9 @@ def learn(corpus: dict, vocab_size: int, out: Path) -> None:
 
 
 def cut(corpus: dict, tokenizer: Path, folder: Path) -> None:
-    prepare(corpus, folder, max_length=256, tokenizer=Tokenizer.load(tokenizer),
-            threads=1)  # fmt: skip
+    prepare(
+        corpus, folder, max_length=256, tokenizer=Tokenizer.load(tokenizer), threads=1
+    )
 
 
 def run_past(path: Path, member: str) -> None:
@@ -109,13 +113,18 @@ def main(arguments=None) -> dict:
         more, _, _ = stages(pairs * 5, five, vocab_size, tokenizer)
     record = {
         "what": "from WMT's archives to token files: time, memory, disk",
-        "quick": asked.quick, "pairs": len(pairs), "vocab_size": vocab_size,
-        "sha256": digest.hexdigest(), "text_bytes": text_bytes,
-        "cleaned_bytes": cleaned, "token_bytes": tokens, "stages": found,
+        "quick": asked.quick,
+        "pairs": len(pairs),
+        "vocab_size": vocab_size,
+        "sha256": digest.hexdigest(),
+        "text_bytes": text_bytes,
+        "cleaned_bytes": cleaned,
+        "token_bytes": tokens,
+        "stages": found,
         "five_times": more,
         "run_past_bytes_per_second": past.size / skipped["seconds"],
         "environment": environment_record(),
-    }  # fmt: skip
+    }
     for name, figures in found.items():
         five_times = more.get(name, {"seconds": 0, "peak_mb": 0})
         print(

@@ -72,10 +72,13 @@ def measure(run: Run, pairs: list) -> dict:
         for some in (pairs, with_other_sources(pairs))
     ]
     return {
-        "recipe": asdict(run.recipe), "updates": run.record["step"],
-        "data": run.data, "cosines": by_layer(model, sources),
-        "loss": round(losses[0], 4), "loss_with_another_source": round(losses[1], 4),
-    }  # fmt: skip
+        "recipe": asdict(run.recipe),
+        "updates": run.record["step"],
+        "data": run.data,
+        "cosines": by_layer(model, sources),
+        "loss": round(losses[0], 4),
+        "loss_with_another_source": round(losses[1], 4),
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -66,13 +66,18 @@ def set_dropout(model: nn.Module, on: bool) -> None:
 def summed_loss(model: nn.Module, batch: Batch, epsilon: float) -> tuple:
     """Sum of the losses of a batch's target tokens, and how many there are."""
     logits = model(
-        input_ids=batch.src_ids, attention_mask=batch.src_ids != PAD,
-        decoder_input_ids=batch.tgt_in, use_cache=False,
-    ).logits  # fmt: skip
+        input_ids=batch.src_ids,
+        attention_mask=batch.src_ids != PAD,
+        decoder_input_ids=batch.tgt_in,
+        use_cache=False,
+    ).logits
     loss = F.cross_entropy(
-        logits.float().flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD,
-        label_smoothing=epsilon, reduction="sum",
-    )  # fmt: skip
+        logits.float().flatten(0, 1),
+        batch.tgt_out.flatten(),
+        ignore_index=PAD,
+        label_smoothing=epsilon,
+        reduction="sum",
+    )
     return loss, int((batch.tgt_out != PAD).sum())
 
 
@@ -100,9 +105,14 @@ def translated(model: nn.Module, tokenizer, texts: list[str], device) -> list[st
         ids = torch.tensor([rows[i] + [PAD] * (longest - len(rows[i])) for i in some])
         ids = ids.to(device)
         said = model.generate(
-            input_ids=ids, attention_mask=ids != PAD, num_beams=4, length_penalty=0.6,
-            max_new_tokens=longest + 50, do_sample=False, bad_words_ids=[[PAD], [BOS]],
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=ids != PAD,
+            num_beams=4,
+            length_penalty=0.6,
+            max_new_tokens=longest + 50,
+            do_sample=False,
+            bad_words_ids=[[PAD], [BOS]],
+        )
         for i, row in zip(some, said.tolist(), strict=True):
             out[i] = tokenizer.decode([token for token in row if token > EOS])
     return [out[i] for i in range(len(texts))]
@@ -120,9 +130,13 @@ def scores_of(outputs: list[str], references: list[str]) -> dict:
 
 
 def run(
-    recipe: Recipe, run_dir: Path, device: str,
-    split: str = "test", data_dir: Path | None = None, begin: str = "theirs",
-) -> dict:  # fmt: skip
+    recipe: Recipe,
+    run_dir: Path,
+    device: str,
+    split: str = "test",
+    data_dir: Path | None = None,
+    begin: str = "theirs",
+) -> dict:
     """Train from the last checkpoint on, average, and score on a split."""
     from transformers import MarianMTModel
 
@@ -180,12 +194,16 @@ def run(
                 torch.save(state, file)
             for old in sorted(run_dir.glob("step-*.pt"))[: -max(recipe.keep_last, 1)]:
                 old.unlink()
-            print(f"{step:,} updates, {at['tokens']:,} tokens, validation "
-                  f"{found:.3f}, {at['seconds'] / 60:.1f} min", flush=True)  # fmt: skip
+            print(
+                f"{step:,} updates, {at['tokens']:,} tokens, validation "
+                f"{found:.3f}, {at['seconds'] / 60:.1f} min",
+                flush=True,
+            )
     files = sorted(run_dir.glob("step-*.pt"))
     states = [torch.load(f, weights_only=True, map_location=device) for f in files]
-    mean = {name: sum(s[name].float() for s in states) / len(states)
-            for name in states[0]}  # fmt: skip
+    mean = {
+        name: sum(s[name].float() for s in states) / len(states) for name in states[0]
+    }
     model.load_state_dict(mean)
     test = load_corpus(recipe.corpus, split)
     sources, references = (list(side) for side in zip(*test.pairs, strict=True))
@@ -222,12 +240,25 @@ def main() -> None:
     )
     parser.add_argument("recipe", help="a recipe of the library, or a TOML file")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
-                        help="replace a setting of the recipe; can be repeated")
-    parser.add_argument("--split", choices=("valid", "test"), default="test",
-                        help="what is scored (test)")
-    parser.add_argument("--begin", choices=("theirs", "ours"), default="theirs",
-                        help="whose weights it begins with (theirs)")  # fmt: skip
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="replace a setting of the recipe; can be repeated",
+    )
+    parser.add_argument(
+        "--split",
+        choices=("valid", "test"),
+        default="test",
+        help="what is scored (test)",
+    )
+    parser.add_argument(
+        "--begin",
+        choices=("theirs", "ours"),
+        default="theirs",
+        help="whose weights it begins with (theirs)",
+    )
     parser.add_argument("--data", type=Path, help="what prepare wrote")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)

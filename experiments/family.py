@@ -123,14 +123,20 @@ def main() -> None:
     text = "\n".join([*TEXTS, "", *HELD]).encode()
     record |= {
         "command": "python experiments/family.py",
-        "data": {"corpus": CORPUS, "sentences": len(TEXTS), "held_out": len(HELD),
-                 "sha256": hashlib.sha256(text).hexdigest(),
-                 "digits": "scikit-learn load_digits"},
+        "data": {
+            "corpus": CORPUS,
+            "sentences": len(TEXTS),
+            "held_out": len(HELD),
+            "sha256": hashlib.sha256(text).hexdigest(),
+            "digits": "scikit-learn load_digits",
+        },
         "environment": environment_record(),
-    }  # fmt: skip
-    jobs = {f"positions {kind}, seed {seed}": (by_place, kind, seed)
-            for seed in range(3)
-            for kind in ("sinusoidal", "learned", "rotary")}  # fmt: skip
+    }
+    jobs = {
+        f"positions {kind}, seed {seed}": (by_place, kind, seed)
+        for seed in range(3)
+        for kind in ("sinusoidal", "learned", "rotary")
+    }
     jobs |= {f"rotary base, seed {seed}": (by_base, seed) for seed in range(3)}
     jobs |= {f"ViT, seed {seed}": (digits, seed) for seed in range(5)}
     for name, (run, *arguments) in jobs.items():

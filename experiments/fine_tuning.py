@@ -108,10 +108,14 @@ def run(asked: argparse.Namespace) -> dict:
     }
     corpus = write_text(asked.run_dir / "text", {"train": text, "valid": valid})
     recipe = fine_tuning_recipe(
-        asked.start, corpus=corpus, factor=asked.factor, seed=asked.seed,
-        max_steps=asked.steps, validate_every=asked.every,
+        asked.start,
+        corpus=corpus,
+        factor=asked.factor,
+        seed=asked.seed,
+        max_steps=asked.steps,
+        validate_every=asked.every,
         keep_last=-(-asked.steps // asked.every),
-    )  # fmt: skip
+    )
     done = train(recipe, asked.run_dir / "run", device=asked.device, show=False)
     model, tokenizer, about = load_pretrained(asked.start, asked.device)
     before = scored(model, tokenizer, about, tests)
@@ -131,12 +135,16 @@ def run(asked: argparse.Namespace) -> dict:
         "share": asked.share,
         "seed": asked.seed,
         "command": "python experiments/fine_tuning.py "
-                   f"--factor {asked.factor} --pairs {asked.pairs} "
-                   f"--share {asked.share} --seed {asked.seed} "
-                   "--run-dir FOLDER --out FILE",
+        f"--factor {asked.factor} --pairs {asked.pairs} "
+        f"--share {asked.share} --seed {asked.seed} "
+        "--run-dir FOLDER --out FILE",
         "recipe": asdict(recipe) | {"corpus": ORIGIN, "start_from": start},
-        "data": {"corpus": f"{ORIGIN} of the mixed text", "old": OLD,
-                 "train_pairs": done.data["train_pairs"], "sha256": _hash_pairs(text)},
+        "data": {
+            "corpus": f"{ORIGIN} of the mixed text",
+            "old": OLD,
+            "train_pairs": done.data["train_pairs"],
+            "sha256": _hash_pairs(text),
+        },
         "environment": done.environment,
         "updates": done.progress.step,
         "tokens": done.progress.tokens,
@@ -147,22 +155,31 @@ def run(asked: argparse.Namespace) -> dict:
         "after": after,
         "bleu": after["new"]["sacreBLEU"]["value"],
         "test_loss": after["new"]["nats"],
-    }  # fmt: skip
+    }
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--factor", type=float, default=0.05,
-                        help="what the paper's learning rate is multiplied by (0.05)")
+    parser.add_argument(
+        "--factor",
+        type=float,
+        default=0.05,
+        help="what the paper's learning rate is multiplied by (0.05)",
+    )
     parser.add_argument("--pairs", type=int, default=10_000, help="new pairs (10000)")
-    parser.add_argument("--share", type=float, default=0.0,
-                        help="old pairs as a share of the text (0)")
+    parser.add_argument(
+        "--share", type=float, default=0.0, help="old pairs as a share of the text (0)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=400, help="updates (400)")
-    parser.add_argument("--every", type=int, default=100,
-                        help="updates between points of the curve (100)")
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=100,
+        help="updates between points of the curve (100)",
+    )
     parser.add_argument("--sentences", type=int, default=1000, help="of a test set")
     parser.add_argument("--start", default=START, help="the trained model")
     parser.add_argument("--run-dir", type=Path, required=True)

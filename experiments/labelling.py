@@ -97,14 +97,16 @@ class Trainer:
     def update(self, batch) -> float:
         """One update; its loss."""
         recipe = self.recipe
-        lr = noam_lr(self.at.step + 1, recipe.model["d_model"], recipe.warmup,
-                     recipe.factor)  # fmt: skip
+        lr = noam_lr(
+            self.at.step + 1, recipe.model["d_model"], recipe.warmup, recipe.factor
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         kind = PRECISIONS[recipe.precision]
         self.optimizer.zero_grad()
-        low = torch.autocast(torch.device(self.device).type, kind,
-                             enabled=kind != torch.float32)  # fmt: skip
+        low = torch.autocast(
+            torch.device(self.device).type, kind, enabled=kind != torch.float32
+        )
         with low:
             loss = self.task.loss(self.model, batch, recipe.epsilon)
         loss.backward()
@@ -156,21 +158,29 @@ def main(arguments: list[str] | None = None) -> None:
     words = [len(tree.words) for tree in run.bank.trees if len(tree.words) <= longest]
     record = {
         "command": f"python experiments/labelling.py RUN --recipe {recipe.name}",
-        "recipe": asdict(replace(recipe, vocab_size=size)), "seed": recipe.seed,
+        "recipe": asdict(replace(recipe, vocab_size=size)),
+        "seed": recipe.seed,
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "labels": [len(kind) for kind in run.task.kinds],
-        "data": {"sha256": run.bank.sha256, "corpus": recipe.corpus,
-                 "licence": run.bank.licence, "train_pairs": len(words)},
-        "environment": run.environment, "updates": run.at.step,
-        "tokens": run.at.tokens, "passes": run.at.tokens / sum(words),
-        "seconds": run.at.seconds, "f1": scores["f1"],
+        "data": {
+            "sha256": run.bank.sha256,
+            "corpus": recipe.corpus,
+            "licence": run.bank.licence,
+            "train_pairs": len(words),
+        },
+        "environment": run.environment,
+        "updates": run.at.step,
+        "tokens": run.at.tokens,
+        "passes": run.at.tokens / sum(words),
+        "seconds": run.at.seconds,
+        "f1": scores["f1"],
         "weights": {"averaged": [_step_of(path) for path in _step_files(given.run)]},
         "scores": {"all": {"value": scores["f1"]} | scores},
         "development": {"trees": len(run.few), "every": given.some} | development,
         "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every},
         "history": run.at.history,
         "counts": [[s.matched, s.gold, s.parsed] for s in each],
-    }  # fmt: skip
+    }
     evidence = ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
     write_json(given.out or evidence, record)
 

@@ -69,16 +69,21 @@ def measure(run: Run, trees: list[Tree]) -> dict:
     heads = on_word / words  # (L, H)
     layer, head = divmod(int(heads.argmax()), heads.shape[1])
     src = tokenizer.encode(_source_text(_split_words(SENTENCE), tokenizer))
-    (found,) = _slot_search(model, torch.tensor([[*src, EOS]]), tokenizer,
-                            [len(src) // 2])  # fmt: skip
+    (found,) = _slot_search(
+        model, torch.tensor([[*src, EOS]]), tokenizer, [len(src) // 2]
+    )
     one = looked(model, src, found[0].ids)[layer, head]
     return {
-        "recipe": run.recipe.name, "updates": run.progress.step, "words": seen,
-        "opening": float(right[0]) / seen, "closing": float(right[1]) / seen,
+        "recipe": run.recipe.name,
+        "updates": run.progress.step,
+        "words": seen,
+        "opening": float(right[0]) / seen,
+        "closing": float(right[1]) / seen,
         "heads": [[round(x, 4) for x in row] for row in heads.tolist()],
-        "layer": layer, "head": head,
+        "layer": layer,
+        "head": head,
         "weights": [[round(x, 3) for x in row] for row in one.tolist()],
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -95,15 +100,23 @@ def main() -> None:
         results[run.recipe.name] = measure(run, trees)
     record = {
         "command": "python experiments/parser_heads.py RUN RUN",
-        "sentence": _split_words(SENTENCE), "weights": given.weights,
-        "development": {"trees": len(trees), "every": EVERY, "longest": LONGEST,
-                        "sha256": bank.sha256},
-        "environment": environment_record("cpu"), "results": results,
-    }  # fmt: skip
+        "sentence": _split_words(SENTENCE),
+        "weights": given.weights,
+        "development": {
+            "trees": len(trees),
+            "every": EVERY,
+            "longest": LONGEST,
+            "sha256": bank.sha256,
+        },
+        "environment": environment_record("cpu"),
+        "results": results,
+    }
     write_json(given.out, record)
     for name, one in results.items():
-        print(f"{name}: right {one['opening']:.2f} {one['closing']:.2f}, best head "
-              f"{max(map(max, one['heads'])):.2f}")  # fmt: skip
+        print(
+            f"{name}: right {one['opening']:.2f} {one['closing']:.2f}, best head "
+            f"{max(map(max, one['heads'])):.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -59,13 +59,18 @@ def main(arguments: list[str] | None = None) -> None:
         curve.append(point)
         print(point, flush=True)
     record["data"] |= {"corpus": recipe.corpus}  # and not where this run keeps it
-    write_json(given.out, {
-        "command": f"python experiments/parser_places.py {given.recipe}", **record,
-        "environment": run.environment, "tokens": run.progress.tokens,
-        "seconds": run.history[-1]["seconds"],
-        "development": {"pairs": len(pairs), "sha256": _hash_pairs(pairs)},
-        "curve": curve,
-    })  # fmt: skip
+    write_json(
+        given.out,
+        {
+            "command": f"python experiments/parser_places.py {given.recipe}",
+            **record,
+            "environment": run.environment,
+            "tokens": run.progress.tokens,
+            "seconds": run.history[-1]["seconds"],
+            "development": {"pairs": len(pairs), "sha256": _hash_pairs(pairs)},
+            "curve": curve,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -114,21 +114,32 @@ def main() -> None:
     record = {
         "command": f"python experiments/parsing.py RUN --recipe {recipe.name}",
         "recipe": asdict(replace(recipe, vocab_size=run.recipe.vocab_size)),
-        "seed": recipe.seed, "parameters": run.model.config.num_parameters(),
-        "data": run.data | {"corpus": recipe.corpus}, "environment": run.environment,
+        "seed": recipe.seed,
+        "parameters": run.model.config.num_parameters(),
+        "data": run.data | {"corpus": recipe.corpus},
+        "environment": run.environment,
         "finished": run.progress.step >= recipe.max_steps,
-        "updates": run.progress.step, "tokens": run.progress.tokens,
+        "updates": run.progress.step,
+        "tokens": run.progress.tokens,
         "passes": run.progress.tokens / in_a_pass,
         "seconds": run.progress.history[-1]["seconds"],
-        "chosen_by_f1": chosen, "weights": run.record, "f1": groups["all"]["f1"],
+        "chosen_by_f1": chosen,
+        "weights": run.record,
+        "f1": groups["all"]["f1"],
         "scores": {k: {"value": v["f1"]} | v for k, v in groups.items()},
         "search": {"beam_size": given.beam, **SEARCH, "seconds": seconds},
-        "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every,
-                 "longest_within": limit},
+        "test": {
+            "sha256": bank.sha256,
+            "trees": len(bank),
+            "every": given.every,
+            "longest_within": limit,
+        },
         "development": {"trees": len(few), "every": given.some},
-        "beams": beams, "curve": curve, "history": run.progress.history,
+        "beams": beams,
+        "curve": curve,
+        "history": run.progress.history,
         "counts": [[s.matched, s.gold, s.parsed] for s in each],
-    }  # fmt: skip
+    }
     evidence = ROOT / "transformer_lib" / "evidence" / f"{recipe.name}.json"
     write_json(given.out or evidence, record)
     models = ROOT / "transformer_lib" / "pretrained"

@@ -171,23 +171,35 @@ def run(member: str, seed: int, steps: int, out: Path, device: str) -> dict:
             curve.append([step, scores["model"]["nats"]])
             spent = seconds + time.monotonic() - began
             with whole_file(kept) as file:
-                torch.save({"model": model.state_dict(), "step": step, "curve": curve,
-                            "optimizer": optimizer.state_dict(), "seconds": spent},
-                           file)  # fmt: skip
-            print(f"{step:,} updates, {spent / 60:.1f} min: {scores['model']}",
-                  flush=True)  # fmt: skip
+                torch.save(
+                    {
+                        "model": model.state_dict(),
+                        "step": step,
+                        "curve": curve,
+                        "optimizer": optimizer.state_dict(),
+                        "seconds": spent,
+                    },
+                    file,
+                )
+            print(
+                f"{step:,} updates, {spent / 60:.1f} min: {scores['model']}", flush=True
+            )
     scores = task.judged(model, held_rows, one, two)
     text = "\n".join([*texts, "", *held]).encode()
     return {
         "member": member,
         "seed": seed,
         "command": f"python experiments/pretraining.py {member} --seed {seed} "
-                   f"--steps {steps} --out FILE",
+        f"--steps {steps} --out FILE",
         "config": asdict(task.config),
         "parameters": task.config.num_parameters(),
-        "data": {"corpus": name, "sentences": len(rows), "held_out": len(held_rows),
-                 "pieces": tokenizer.vocab_size,
-                 "sha256": hashlib.sha256(text).hexdigest()},
+        "data": {
+            "corpus": name,
+            "sentences": len(rows),
+            "held_out": len(held_rows),
+            "pieces": tokenizer.vocab_size,
+            "sha256": hashlib.sha256(text).hexdigest(),
+        },
         "updates": steps,
         "passes": round(steps * ROWS / len(rows), 1),
         "tokens": round(steps * sum(map(len, rows)) / len(groups)),
@@ -196,7 +208,7 @@ def run(member: str, seed: int, steps: int, out: Path, device: str) -> dict:
         "nats": scores["model"]["nats"],
         "guesses": scores,
         "environment": environment_record(device),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

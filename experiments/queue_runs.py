@@ -134,8 +134,11 @@ def as_pinned(job: Job, code: Path, runs: Path, device: str) -> Job:
     One that came into the group later has no other than today's.
     """
     queue = code / QUEUE.relative_to(ROOT)
-    same = [j for j in read_jobs(queue, runs, device, [])
-            if (j.group, j.name) == (job.group, job.name)]  # fmt: skip
+    same = [
+        j
+        for j in read_jobs(queue, runs, device, [])
+        if (j.group, j.name) == (job.group, job.name)
+    ]
     return same[0] if same else job
 
 
@@ -191,11 +194,15 @@ class Queue:
             job = as_pinned(job, code, self.runs, self.device)
         began = time.monotonic()
         self.say(f"{job.group:14} {job.name:24} begins or goes on")
-        env = KEEPING | os.environ | {
-            "PYTHONPATH": str(code),
-            "OMP_NUM_THREADS": str(self.threads),
-            "PYTHONUNBUFFERED": "1",
-        }
+        env = (
+            KEEPING
+            | os.environ
+            | {
+                "PYTHONPATH": str(code),
+                "OMP_NUM_THREADS": str(self.threads),
+                "PYTHONUNBUFFERED": "1",
+            }
+        )
         words = self.runs / "words" / f"{job.group}.{job.name}.log"
         words.parent.mkdir(parents=True, exist_ok=True)
         first, *rest = job.command
@@ -204,8 +211,9 @@ class Queue:
         else:
             command = [sys.executable, str(code / first), *rest]
         with open(words, "a") as file:
-            child = subprocess.Popen(command, env=env, cwd=self.runs, stdout=file,
-                                     stderr=subprocess.STDOUT)  # fmt: skip
+            child = subprocess.Popen(
+                command, env=env, cwd=self.runs, stdout=file, stderr=subprocess.STDOUT
+            )
             self.children.add(child)
             if self.stopping:  # said between the look at it and the start
                 child.terminate()
@@ -221,8 +229,10 @@ class Queue:
             job.kept.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(job.kept) as file:
                 file.write(job.result.read_bytes())
-            self.say(f"{job.group:14} {job.name:24} done    {minutes:6.1f} min  "
-                     f"{figures(job.kept)}")  # fmt: skip
+            self.say(
+                f"{job.group:14} {job.name:24} done    {minutes:6.1f} min  "
+                f"{figures(job.kept)}"
+            )
 
     def stop(self, *_) -> None:
         """End all processes; each goes on from its last checkpoint another time."""
@@ -249,8 +259,11 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--queue", type=Path, default=QUEUE)
     parser.add_argument("--list", action="store_true", help="only say what is left")
-    parser.add_argument("--here", action="store_true",
-                        help="run the code as it stands here, not from a commit")
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="run the code as it stands here, not from a commit",
+    )
     asked = parser.parse_args()
     default = _cache_folder() / "runs"
     runs = Path(os.environ.get("TRANSFORMER_LIB_RUNS", default)).resolve()

@@ -38,8 +38,11 @@ def named_by(script: Path) -> list[str]:
 
 def scripts() -> list[Path]:
     """The scripts of experiments, and the benchmarks that keep a record."""
-    benchmarks = [path for path in sorted((ROOT / "benchmarks").glob("*.py"))
-                  if "\n\nRecord: " in path.read_text("utf-8")]  # fmt: skip
+    benchmarks = [
+        path
+        for path in sorted((ROOT / "benchmarks").glob("*.py"))
+        if "\n\nRecord: " in path.read_text("utf-8")
+    ]
     return [*sorted((ROOT / "experiments").glob("*.py")), *benchmarks]
 
 

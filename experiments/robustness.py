@@ -60,10 +60,14 @@ def scored(translate, suite: dict[str, list[dict]]) -> dict:
     lines = [(kind, line) for kind, some in suite.items() for line in some]
     outputs = translate([line["en"] for _, line in lines])
     found = [
-        {"kind": kind, "en": line["en"], "output": output,
-         "why_not": why_not(line, output, kind == "long")}
+        {
+            "kind": kind,
+            "en": line["en"],
+            "output": output,
+            "why_not": why_not(line, output, kind == "long"),
+        }
         for (kind, line), output in zip(lines, outputs, strict=True)
-    ]  # fmt: skip
+    ]
 
     def share(some: list[dict]) -> float:
         return sum(not row["why_not"] for row in some) / len(some)

@@ -56,8 +56,11 @@ def measure(
     run_dir = runs / "".join(c if c.isalnum() else "-" for c in name)
     run_dir.mkdir(parents=True, exist_ok=True)
     data_dir = run_dir / "data"
-    settings = {"kind": recipe.kind, "max_length": recipe.max_length,
-                "max_words": recipe.max_words}  # fmt: skip
+    settings = {
+        "kind": recipe.kind,
+        "max_length": recipe.max_length,
+        "max_words": recipe.max_words,
+    }
     plain = prepare(recipe.corpus, data_dir, recipe.vocab_size, **settings)
     if sample:  # the same vocabulary, other cuts
         tokenizer = Drawing.load(data_dir / "tokenizer.model")
@@ -109,8 +112,13 @@ def main() -> None:
             continue
         own = {"name": "search"} | {k: v for k, v in changes.items() if k != "sample"}
         recipe = Recipe(**varied(settings["base"], own))
-        figures = measure(name, recipe, args.runs / args.settings.stem, args.sentences,
-                          changes.get("sample", 0.0))  # fmt: skip
+        figures = measure(
+            name,
+            recipe,
+            args.runs / args.settings.stem,
+            args.sentences,
+            changes.get("sample", 0.0),
+        )
         record["variations"][name] = {"changes": changes, **figures}
         write_json(out, record)
         print(f"{name:40} {figures['bleu']:5.1f} BLEU", flush=True)

@@ -38,12 +38,13 @@ SENTENCE = "The old man sold his house."
 CANDIDATES = {
     SENTENCE: [("The", "man"), ("his", "house")],
     "The old man who lives next door sold his house.": [
-        ("The", "man"), ("his", "house"),
+        ("The", "man"),
+        ("his", "house"),
     ],
     "The animal didn't cross the street because it was too tired.": [("it", "animal")],
     "The cat sat on the mat yesterday.": [("sat", "cat"), ("on", "mat")],
     "The little boy lost his ball in the park.": [("his", "ball"), ("in", "park")],
-}  # fmt: skip
+}
 NEXT = 8  # most probable pieces kept for each step
 
 
@@ -169,9 +170,11 @@ def feed_forward(model, ids: Tensor) -> list[list[dict]]:
     for i, layer in enumerate(layers):
         network = layer.feed_forward
         hidden = [m for m in network.modules() if isinstance(m, torch.nn.Linear)][-1]
-        hooks += [network.register_forward_hook(note((i, "network"))),
-                  hidden.register_forward_hook(note((i, "hidden"))),
-                  layer.register_forward_hook(note((i, "layer")))]  # fmt: skip
+        hooks += [
+            network.register_forward_hook(note((i, "network"))),
+            hidden.register_forward_hook(note((i, "hidden"))),
+            layer.register_forward_hook(note((i, "layer"))),
+        ]
     model.encode(ids)
     for hook in hooks:
         hook.remove()
@@ -183,8 +186,12 @@ def feed_forward(model, ids: Tensor) -> list[list[dict]]:
         share = (hidden > 0).float().mean(dim=-1)
         columns = before.norm(dim=-1), added.norm(dim=-1), cosine, share
         names = "before", "added", "turned", "active"
-        found.append([dict(zip(names, rounded(torch.stack(row)), strict=True))
-                      for row in zip(*columns, strict=True)])  # fmt: skip
+        found.append(
+            [
+                dict(zip(names, rounded(torch.stack(row)), strict=True))
+                for row in zip(*columns, strict=True)
+            ]
+        )
     return found
 
 

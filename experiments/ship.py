@@ -28,13 +28,19 @@ LIBRARY = ROOT / "transformer_lib"
 LARGEST = 20e6  # bytes of a shipped model, its tokenizer and recipe included
 AFTER = [
     [sys.executable, "experiments/sentence.py"],
-    [sys.executable, "-c", "import transformer_lib.looking_inside as h; h.record_heads("
-     "'transformer_lib/evidence/attention-heads.json')"],
+    [
+        sys.executable,
+        "-c",
+        "import transformer_lib.looking_inside as h; h.record_heads("
+        "'transformer_lib/evidence/attention-heads.json')",
+    ],
     [sys.executable, "benchmarks/newstest.py"],
     [sys.executable, "experiments/translator_scores.py"],
-]  # fmt: skip
-LATER = ("python experiments/growth.py {} && make book && "
-         "python benchmarks/translator.py && make test")  # fmt: skip
+]
+LATER = (
+    "python experiments/growth.py {} && make book && "
+    "python benchmarks/translator.py && make test"
+)
 
 
 def ship(run_dir: Path, name: str, library: Path = LIBRARY) -> Path:

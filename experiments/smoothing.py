@@ -66,8 +66,16 @@ def scores_of(run: Run, pairs: list[tuple]) -> dict:
 def run(asked: argparse.Namespace) -> dict:
     """Train a row from its last checkpoint on, and score it."""
     base = Recipe.load(asked.recipe)
-    results = ablate(base, asked.run_dir, [asked.row], [asked.seed], split="test",
-                     device=asked.device, sentences=5000, show=False)  # fmt: skip
+    results = ablate(
+        base,
+        asked.run_dir,
+        [asked.row],
+        [asked.seed],
+        split="test",
+        device=asked.device,
+        sentences=5000,
+        show=False,
+    )
     row = next(r for r in results if (r["row"], r["seed"]) == (asked.row, asked.seed))
     done = Run.load(asked.run_dir / f"{asked.row}-{asked.seed}", asked.device, "last")
     return row | {"fresh": scores_of(done, fresh_for(done))}
@@ -83,8 +91,9 @@ def compare(records: list[dict], level: float = 0.95) -> dict:
     Raises:
         ValueError: If a run is missing.
     """
-    by_row = {row: {r["seed"]: r["fresh"] for r in records if r["row"] == row}
-              for row in ROWS}  # fmt: skip
+    by_row = {
+        row: {r["seed"]: r["fresh"] for r in records if r["row"] == row} for row in ROWS
+    }
     if any(set(seeds) != set(SEEDS) for seeds in by_row.values()):
         raise ValueError(f"{len(records)} runs of {len(ROWS) * len(SEEDS)} are there.")
     measures = {

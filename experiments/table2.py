@@ -134,18 +134,22 @@ def trained(kind: str, recipe: Recipe, run_dir: Path, budgets: dict, longest: in
         seconds = time.process_time() - began
         operations = sum(counts) / len(counts) * recipe.validate_every
         before = {
-            "step": at.step, "tokens": at.tokens,
+            "step": at.step,
+            "tokens": at.tokens,
             "operations": before["operations"] + operations,
             "core_seconds": before["core_seconds"] + seconds,
             "train_loss": loss / tokens,
             "valid_loss": validation_loss(model, ready.valid, recipe.max_tokens),
-        }  # fmt: skip
+        }
         at.history.append(before)
         weights = dict(model.named_parameters())
         _save_tensors(run_dir / f"step-{at.step:06d}.safetensors", weights, before)
         save_checkpoint(last, model, optimizer, at)
-        print(f"{at.step:,} updates, {before['core_seconds']:,.0f} s, validation "
-              f"{before['valid_loss']:.3f}", flush=True)  # fmt: skip
+        print(
+            f"{at.step:,} updates, {before['core_seconds']:,.0f} s, validation "
+            f"{before['valid_loss']:.3f}",
+            flush=True,
+        )
     return model, ready, at
 
 
@@ -158,12 +162,15 @@ def run(kind: str, recipe: Recipe, asked: argparse.Namespace) -> dict:
     longest = PILOT if asked.pilot else 20 * recipe.max_steps
     model, ready, at = trained(kind, recipe, asked.run_dir, budgets, longest)
     record = {
-        "kind": kind, "recipe": asdict(recipe), "data": _data_record(ready),
+        "kind": kind,
+        "recipe": asdict(recipe),
+        "data": _data_record(ready),
         "environment": environment_record("cpu"),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "budgets": budgets, "history": at.history,
+        "budgets": budgets,
+        "history": at.history,
         "valid_loss": at.history[-1]["valid_loss"],
-    }  # fmt: skip
+    }
     if asked.pilot:
         return record
     pairs = list(load_corpus(recipe.corpus, "test").pairs)
@@ -181,8 +188,13 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--recipe", default="table3-replica")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
-                        help="replace a setting of the recipe; can be repeated")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="replace a setting of the recipe; can be repeated",
+    )
     parser.add_argument("--pilot", action="store_true", help=f"{PILOT:,} updates")
     parser.add_argument("--against", type=Path, help="the Transformer's result")
     parser.add_argument("--run-dir", type=Path, required=True)

@@ -50,11 +50,19 @@ def run(asked: argparse.Namespace) -> dict:
     base = Recipe.load(RECIPE)
     model = base.model | {"dropout": changes.pop("dropout", base.model["dropout"])}
     recipe = Recipe.load(
-        RECIPE, name=f"translator-pilot-{asked.way}", model=model,
-        start_from=str(asked.start), max_steps=asked.steps, warmup=asked.steps // 5,
-        factor=0.2, validate_every=asked.steps // 15, keep_last=5, seed=asked.seed,
-        precision=asked.precision, **changes,
-    )  # fmt: skip
+        RECIPE,
+        name=f"translator-pilot-{asked.way}",
+        model=model,
+        start_from=str(asked.start),
+        max_steps=asked.steps,
+        warmup=asked.steps // 5,
+        factor=0.2,
+        validate_every=asked.steps // 15,
+        keep_last=5,
+        seed=asked.seed,
+        precision=asked.precision,
+        **changes,
+    )
     done = train(recipe, asked.run_dir, device=asked.device, show=False)
     train_pairs, valid_pairs = (
         list(load_corpus(recipe.corpus, name).pairs) for name in ("train", "valid")
@@ -62,13 +70,14 @@ def run(asked: argparse.Namespace) -> dict:
     pairs = without_neighbors(valid_pairs, train_pairs)
     chosen = Run.load(asked.run_dir, asked.device, "average")
     before, after = (
-        scores_of(model, tokenizer, {"recipe": asdict(recipe)}, pairs,
-                  beam_size=4, alpha=0.6)
+        scores_of(
+            model, tokenizer, {"recipe": asdict(recipe)}, pairs, beam_size=4, alpha=0.6
+        )
         for model, tokenizer in (
             load_pretrained(asked.start, asked.device)[:2],
             (chosen.model, chosen.tokenizer),
         )
-    )  # fmt: skip
+    )
     return {
         "way": asked.way,
         "seed": asked.seed,
@@ -79,14 +88,17 @@ def run(asked: argparse.Namespace) -> dict:
         "tokens": done.progress.tokens,
         "seconds": round(done.progress.seconds),
         "averaged": chosen.record["averaged"],
-        "valid": {"pairs": len(valid_pairs), "without_neighbors": len(pairs),
-                  "sha256": _hash_pairs(pairs)},
+        "valid": {
+            "pairs": len(valid_pairs),
+            "without_neighbors": len(pairs),
+            "sha256": _hash_pairs(pairs),
+        },
         "decoding": "beam 4, alpha 0.6, sentence by sentence, at most source + 50 "
-                    "tokens",
+        "tokens",
         "history": done.history,
         "before": before,
         "after": after,
-    }  # fmt: skip
+    }
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:

@@ -57,9 +57,13 @@ def compared(first: list[tuple], second: list[tuple]) -> dict:
     found = {}
     for metric in ("BLEU", "chrF2"):
         both = paired_bootstrap(*sides, references, metric)
-        found[metric] = {"gain": both.second - both.first, "low": both.low,
-                         "high": both.high, "p": both.p_value,
-                         "sd": float(both.differences.std())}  # fmt: skip
+        found[metric] = {
+            "gain": both.second - both.first,
+            "low": both.low,
+            "high": both.high,
+            "p": both.p_value,
+            "sd": float(both.differences.std()),
+        }
     return found
 
 
@@ -74,8 +78,10 @@ def record_of(names: list[str]) -> dict:
     if any(side != sources[-1] for side in sources):
         raise SystemExit("The runs were scored on different test sentences.")
     gaps = page["gaps_of"](german for _, german in text.pairs)
-    near = {"valid": page["near_copies"](gaps, valid.pairs),
-            "test": page["near_copies"](gaps, sources[-1])}  # fmt: skip
+    near = {
+        "valid": page["near_copies"](gaps, valid.pairs),
+        "test": page["near_copies"](gaps, sources[-1]),
+    }
     known = page["words_in"](text.pairs)
     named = [bool(page["unread_copies"]([row], known)) for row in outputs[-1]]
     english = {word for source, _ in text.pairs for word in page["words_of"](source)}
@@ -87,8 +93,13 @@ def record_of(names: list[str]) -> dict:
         "a name never read": named,
         "no such name": [not one for one in named],
     }
-    parts = [{group: [row for row, one in zip(rows, some, strict=True) if one]
-              for group, some in groups.items()} for rows in outputs]  # fmt: skip
+    parts = [
+        {
+            group: [row for row, one in zip(rows, some, strict=True) if one]
+            for group, some in groups.items()
+        }
+        for rows in outputs
+    ]
     pairs = {"valid": valid.pairs, "test": sources[-1]}
     copies = [page["unread_copies"](rows, known) for rows in outputs]
     parted = {"all words read": read, "a word never read": [not one for one in read]}
@@ -98,8 +109,11 @@ def record_of(names: list[str]) -> dict:
         "test_sha256": runs[-1]["scores"]["sacreBLEU"]["test_sha256"],
         "training_sha256": text.sha256,
         "near": {
-            part: {"pairs": len(some), "near": sum(some), "words": sum(
-                len(german.split()) for _, german in pairs[part])}
+            part: {
+                "pairs": len(some),
+                "near": sum(some),
+                "words": sum(len(german.split()) for _, german in pairs[part]),
+            }
             for part, some in near.items()
         },
         "scores": {
@@ -109,7 +123,8 @@ def record_of(names: list[str]) -> dict:
         "compared": [
             {"first": names[i], "second": names[i + 1], "group": group}
             | compared(parts[i][group], parts[i + 1][group])
-            for i in range(len(names) - 1) for group in groups
+            for i in range(len(names) - 1)
+            for group in groups
         ],
         "copied": {
             name: [sum(page["came_through"](*one) for one in some), len(some)]
@@ -117,14 +132,18 @@ def record_of(names: list[str]) -> dict:
         },
         "by_length": page["by_length"](outputs[-1]),
         "parted": {
-            name: [page["by_length"](
-                [row for row, one in zip(outputs[-1], some, strict=True) if one], edges)
-                for edges in ((1, 9, 13, 1000), (1, 1000))]
+            name: [
+                page["by_length"](
+                    [row for row, one in zip(outputs[-1], some, strict=True) if one],
+                    edges,
+                )
+                for edges in ((1, 9, 13, 1000), (1, 1000))
+            ]
             for name, some in parted.items()
         },
         "newstest": page["news_beyond"](text.pairs, news.pairs),
         "environment": environment_record("cpu"),
-    }  # fmt: skip
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:

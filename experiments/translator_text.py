@@ -55,7 +55,7 @@ def folding_rules() -> Iterable[str]:
         character = chr(code)
         folded = fold_text(character)
         unseen = folded == "" and character not in JOINERS
-        if unseen or folded not in {character, "'", '"', ""} and code < 0xF900:
+        if unseen or (folded not in {character, "'", '"', ""} and code < 0xF900):
             yield rule_of(character, folded)
         parts = unicodedata.normalize("NFD", character)
         if len(parts) > 1 and code < 0x2000 and fold_text(parts) == character:
@@ -73,11 +73,21 @@ def vocabulary(sentences: Iterable[str], size: int) -> Tokenizer:
         rules = Path(folder) / "rules.tsv"
         rules.write_text("\n".join(folding_rules()) + "\n", "utf-8")
         spm.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences), model_writer=out, vocab_size=size,
-            model_type="bpe", character_coverage=1.0, byte_fallback=True, pad_id=PAD,
-            unk_id=UNK, bos_id=BOS, eos_id=EOS, num_threads=1, minloglevel=2,
-            split_digits=True, normalization_rule_tsv=str(rules),
-        )  # fmt: skip
+            sentence_iterator=iter(sentences),
+            model_writer=out,
+            vocab_size=size,
+            model_type="bpe",
+            character_coverage=1.0,
+            byte_fallback=True,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            num_threads=1,
+            minloglevel=2,
+            split_digits=True,
+            normalization_rule_tsv=str(rules),
+        )
     return Tokenizer(out.getvalue())
 
 
@@ -102,9 +112,18 @@ def ready(recipe: Recipe, folder: Path) -> Path:
     tokenizer = vocabulary((s for p in train + loud for s in p), recipe.vocab_size)
     corpus = {"name": recipe.corpus, "max_ratio": 1e9}
     corpus |= {name: str(files[name]) for name in ("train", "valid")}
-    prepare(corpus, folder / "data", recipe.vocab_size, recipe.kind, recipe.max_length,
-            tokenizer, max_words=recipe.max_words, max_pairs=recipe.max_pairs,
-            sample=recipe.sample, copies=recipe.copies)  # fmt: skip
+    prepare(
+        corpus,
+        folder / "data",
+        recipe.vocab_size,
+        recipe.kind,
+        recipe.max_length,
+        tokenizer,
+        max_words=recipe.max_words,
+        max_pairs=recipe.max_pairs,
+        sample=recipe.sample,
+        copies=recipe.copies,
+    )
     return folder / "data"
 
 
@@ -112,5 +131,3 @@ def fresh_of(folder: Path) -> list[tuple]:
     """The pairs that were kept for the end."""
     lines = (folder / "fresh.tsv").read_text("utf-8").splitlines()
     return [tuple(line.split("\t")) for line in lines]
-
-

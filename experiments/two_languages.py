@@ -51,13 +51,21 @@ def texts(asked: argparse.Namespace) -> tuple[dict, dict]:
     """The text to train and to validate with, tagged and mixed, and both test sets."""
     tests = {n: some(n, "test", asked.sentences) for n in TAGS}
     valid = {n: some(n, "valid", asked.sentences // 4) for n in TAGS}
-    held = {side for split in (tests, valid) for pairs in split.values()
-            for pair in pairs for side in pair}  # fmt: skip
-    train = {n: [p for p in some(n, "train", asked.pairs) if not held & set(p)]
-             for n in TAGS}  # fmt: skip
+    held = {
+        side
+        for split in (tests, valid)
+        for pairs in split.values()
+        for pair in pairs
+        for side in pair
+    }
+    train = {
+        n: [p for p in some(n, "train", asked.pairs) if not held & set(p)] for n in TAGS
+    }
     splits = {"train": train, "valid": valid}
-    mixed = {s: [p for n, tag in TAGS.items() for p in tag_sources(by[n], tag)]
-             for s, by in splits.items()}  # fmt: skip
+    mixed = {
+        s: [p for n, tag in TAGS.items() for p in tag_sources(by[n], tag)]
+        for s, by in splits.items()
+    }
     return mixed, tests
 
 
@@ -79,22 +87,29 @@ def run(asked: argparse.Namespace) -> dict:
     mixed, tests = texts(asked)
     start = grown(asked, mixed["train"])
     recipe = fine_tuning_recipe(
-        start, corpus=write_text(asked.run_dir / "text", mixed), factor=asked.factor,
-        seed=asked.seed, warmup=asked.warmup, max_steps=asked.steps,
-        validate_every=asked.every, fast_dropout=True, keep_last=1,
-    )  # fmt: skip
+        start,
+        corpus=write_text(asked.run_dir / "text", mixed),
+        factor=asked.factor,
+        seed=asked.seed,
+        warmup=asked.warmup,
+        max_steps=asked.steps,
+        validate_every=asked.every,
+        fast_dropout=True,
+        keep_last=1,
+    )
     done = train(recipe, asked.run_dir / "run", device=asked.device, show=False)
     last = Run.load(asked.run_dir / "run", asked.device, "last")
     about = load_pretrained(start, "cpu")[2]
     table = {
         language: {
-            tag: scored(last.model, last.tokenizer, about,
-                        {language: tag_sources(test, tag)})[language]
+            tag: scored(
+                last.model, last.tokenizer, about, {language: tag_sources(test, tag)}
+            )[language]
             for tag in TAGS.values()
         }
         | {"none": {"nats": loss_of(last.model, last.tokenizer, test)}}
         for language, test in tests.items()
-    }  # fmt: skip
+    }
     before = scored(*load_pretrained(asked.start, asked.device), {"de": tests["de"]})
     old = Path(asked.start).name
     return {
@@ -104,13 +119,15 @@ def run(asked: argparse.Namespace) -> dict:
         "factor": asked.factor,
         "seed": asked.seed,
         "command": "python experiments/two_languages.py "
-                   f"--pairs {asked.pairs} --pieces {asked.pieces} "
-                   f"--factor {asked.factor} --steps {asked.steps} --seed {asked.seed} "
-                   "--run-dir FOLDER --out FILE",
+        f"--pairs {asked.pairs} --pieces {asked.pieces} "
+        f"--factor {asked.factor} --steps {asked.steps} --seed {asked.seed} "
+        "--run-dir FOLDER --out FILE",
         "recipe": asdict(recipe) | {"corpus": "tagged", "start_from": f"{old}, grown"},
-        "data": {"corpus": [CORPUS.format(language) for language in TAGS],
-                 "train_pairs": done.data["train_pairs"],
-                 "sha256": _hash_pairs(mixed["train"])},
+        "data": {
+            "corpus": [CORPUS.format(language) for language in TAGS],
+            "train_pairs": done.data["train_pairs"],
+            "sha256": _hash_pairs(mixed["train"]),
+        },
         "environment": done.environment,
         "updates": done.progress.step,
         "tokens": done.progress.tokens,
@@ -120,24 +137,31 @@ def run(asked: argparse.Namespace) -> dict:
         "by_tag": table,
         "bleu": table["fr"][TAGS["fr"]]["sacreBLEU"]["value"],
         "test_loss": table["fr"][TAGS["fr"]]["nats"],
-    }  # fmt: skip
+    }
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=60_000,
-                        help="pairs of each language (60000)")
-    parser.add_argument("--pieces", type=int, default=1000,
-                        help="new pieces for French (1000)")
-    parser.add_argument("--factor", type=float, default=0.3,
-                        help="what the paper's learning rate is multiplied by (0.3)")
+    parser.add_argument(
+        "--pairs", type=int, default=60_000, help="pairs of each language (60000)"
+    )
+    parser.add_argument(
+        "--pieces", type=int, default=1000, help="new pieces for French (1000)"
+    )
+    parser.add_argument(
+        "--factor",
+        type=float,
+        default=0.3,
+        help="what the paper's learning rate is multiplied by (0.3)",
+    )
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=700, help="updates (700)")
-    parser.add_argument("--every", type=int, default=100,
-                        help="updates between checkpoints (100)")
+    parser.add_argument(
+        "--every", type=int, default=100, help="updates between checkpoints (100)"
+    )
     parser.add_argument("--sentences", type=int, default=1000, help="of a test set")
     parser.add_argument("--start", default=START, help="the trained model")
     parser.add_argument("--run-dir", type=Path, required=True)

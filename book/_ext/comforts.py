@@ -18,8 +18,16 @@ from sphinx import addnodes
 GLOSSARY, NOTATION = "book/glossary", "book/notation"
 UNMARKED = (GLOSSARY, "book/references", "book/api/")
 # A term is not looked for in these: names, formulas, code, links.
-LEAVE = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.math,
-         nodes.math_block, nodes.raw, nodes.term)  # fmt: skip
+LEAVE = (
+    nodes.title,
+    nodes.reference,
+    nodes.literal,
+    nodes.literal_block,
+    nodes.math,
+    nodes.math_block,
+    nodes.raw,
+    nodes.term,
+)
 # Words of every day: they have the glossary's meaning in the chapters it names.
 EVERYDAY = {"key", "memory", "query", "temperature", "value"}
 

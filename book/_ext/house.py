@@ -64,8 +64,12 @@ def floors() -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 def upward() -> list[tuple[str, str]]:
     """Pairs of rooms of which the first uses one of a later chapter."""
-    found = [(name, used) for name, (chapter, uses) in rooms().items()
-             for used in uses if rooms()[used][0] > chapter]  # fmt: skip
+    found = [
+        (name, used)
+        for name, (chapter, uses) in rooms().items()
+        for used in uses
+        if rooms()[used][0] > chapter
+    ]
     return sorted(found)
 
 
@@ -104,8 +108,9 @@ def house(found_docs: set[str]) -> str:
                     f"{escape(title(chapter))}</a> {doors}</li>"
                 )
         if cards:
-            drawn.append(f'<p class="floor">{escape(caption)}</p>'
-                         f"<ul>{''.join(cards)}</ul>")  # fmt: skip
+            drawn.append(
+                f'<p class="floor">{escape(caption)}</p><ul>{"".join(cards)}</ul>'
+            )
     return f'<div class="house">{"".join(drawn)}</div>{SCRIPT}'
 
 
@@ -134,8 +139,10 @@ def counts() -> str:
     names = sorted({name for name, _ in up})
     said = "All of them lead to earlier chapters or stay in their own."
     if up:
-        said = (f"All but {len(up)} of them lead to earlier chapters or stay in their "
-                f"own; those are of {', '.join(names)}.")  # fmt: skip
+        said = (
+            f"All but {len(up)} of them lead to earlier chapters or stay in their "
+            f"own; those are of {', '.join(names)}."
+        )
     return f"{len(rooms())} rooms, {arrows} arrows. {said}"
 
 

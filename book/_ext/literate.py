@@ -11,6 +11,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -217,7 +218,7 @@ class ChapterTimes(SphinxDirective):
     """A table of the chapters: title, reading time, run time."""
 
     has_content = False
-    option_spec = {"only": directives.unchanged}
+    option_spec: ClassVar = {"only": directives.unchanged}
 
     def run(self):
         app = self.env.app

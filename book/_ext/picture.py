@@ -203,11 +203,13 @@ def embedding(column, known, ids):
     c = known["config"]
     table = known["parts"]["embeddings"]
     column.box(
-        "n", "04_positions", "Embedding and position",
+        "n",
+        "04_positions",
+        "Embedding and position",
         f"x = √{c.d_model} · E[id] + PE(place)",
         f"E: {c.vocab_size:,} × {c.d_model} = {size(table)}, one for all three",
         arrow=False,
-    )  # fmt: skip
+    )
     column.arrow(shape((*ids, c.d_model)), GAP + 14)
 
 
@@ -215,23 +217,27 @@ def attention(column, kind, chapter, title, known, note):
     c = known["config"]
     width = c.d_model // c.num_heads
     column.box(
-        kind, chapter, title,
+        kind,
+        chapter,
+        title,
         f"softmax(QKᵀ ⁄ √{width}) V, in {c.num_heads} heads",
         note,
         f"4 × {c.d_model} × {c.d_model} = {size(known['attention'])}",
         arrow=False,
-    )  # fmt: skip
+    )
     column.residual(title, "LayerNorm(x + sublayer)", GAP + 10)
 
 
 def feed_forward(column, kind, chapter, known):
     c, title = known["config"], "Feed-forward network"
     column.box(
-        kind, chapter, title,
+        kind,
+        chapter,
+        title,
         "max(0, xW₁ + b₁) W₂ + b₂",
         f"{c.d_model} → {c.d_ff:,} → {c.d_model}: {size(known['feed_forward'])}",
         arrow=False,
-    )  # fmt: skip
+    )
     # The frame's edge is above the words.
     column.residual(title, "LayerNorm(x + sublayer)", GAP + 18)
 
@@ -247,38 +253,66 @@ def encoder(known) -> Column:
     )
     column.text(SENTENCE)
     column.arrow()
-    column.box("n", "09_tokenizer", "Pieces of words",
-               known["pieces"],
-               f"with </s> at the end; ids: {shape(known['src'])}")  # fmt: skip
+    column.box(
+        "n",
+        "09_tokenizer",
+        "Pieces of words",
+        known["pieces"],
+        f"with </s> at the end; ids: {shape(known['src'])}",
+    )
     embedding(column, known, known["src"])
 
     def layer():
-        attention(column, "e", "05_encoder", "Self-attention", known,
-                  "Q, K, V: all from the words of the source")  # fmt: skip
+        attention(
+            column,
+            "e",
+            "05_encoder",
+            "Self-attention",
+            known,
+            "Q, K, V: all from the words of the source",
+        )
         feed_forward(column, "e", "05_encoder", known)
 
     column.frame(layer)
     memory = shape(shapes["encoder"])
     parts = known["parts"]
     total = size(parts["encoder"])
-    column.box("e", "05_encoder", f"{c.num_layers} such layers: {total}",
-               f"out comes the memory {memory},",
-               "for every layer of the decoder  →", arrow=False)  # fmt: skip
+    column.box(
+        "e",
+        "05_encoder",
+        f"{c.num_layers} such layers: {total}",
+        f"out comes the memory {memory},",
+        "for every layer of the decoder  →",
+        arrow=False,
+    )
     column.at["memory"] = column.at[f"{c.num_layers} such layers: {total}"]
     column.y += 26
-    column.box("n", "03_multihead", "Attention, step by step",
-               "by hand 01 · in matrices 02 · in heads 03", arrow=False)  # fmt: skip
+    column.box(
+        "n",
+        "03_multihead",
+        "Attention, step by step",
+        "by hand 01 · in matrices 02 · in heads 03",
+        arrow=False,
+    )
     column.y += 12
-    column.box("n", "07_transformer", f"The whole model: {size(known['all'])}",
-               f"E {size(parts['embeddings'])} + encoder {total}",
-               f"+ decoder {size(parts['decoder'])}; the paper says 65 M",
-               arrow=False)  # fmt: skip
+    column.box(
+        "n",
+        "07_transformer",
+        f"The whole model: {size(known['all'])}",
+        f"E {size(parts['embeddings'])} + encoder {total}",
+        f"+ decoder {size(parts['decoder'])}; the paper says 65 M",
+        arrow=False,
+    )
     column.y += 12
-    column.box("n", "12_training", "Training: all places at once",
-               "pairs 08 · batches 10 · loss, rate 11 · runs 13",
-               f"cross-entropy, smoothed by ε = {known['epsilon']}",
-               f"Adam, rate min(1/√t, t/√{known['warmup']}³) / √{c.d_model}",
-               arrow=False)  # fmt: skip
+    column.box(
+        "n",
+        "12_training",
+        "Training: all places at once",
+        "pairs 08 · batches 10 · loss, rate 11 · runs 13",
+        f"cross-entropy, smoothed by ε = {known['epsilon']}",
+        f"Adam, rate min(1/√t, t/√{known['warmup']}³) / √{c.d_model}",
+        arrow=False,
+    )
     return column
 
 
@@ -293,32 +327,65 @@ def decoder(known) -> Column:
     )
     column.text("<s> " + known["said"].rsplit(" ", 1)[0] + " …")
     column.arrow()
-    column.box("n", "09_tokenizer", "Pieces, one place later",
-               "place t sees what came before t",
-               f"with <s> in front; ids: {shape(known['tgt'])}")  # fmt: skip
+    column.box(
+        "n",
+        "09_tokenizer",
+        "Pieces, one place later",
+        "place t sees what came before t",
+        f"with <s> in front; ids: {shape(known['tgt'])}",
+    )
     embedding(column, known, known["tgt"])
 
     def layer():
-        attention(column, "d", "06_decoder", "Masked self-attention", known,
-                  "Q, K, V: the target; later words hidden")  # fmt: skip
-        attention(column, "d", "06_decoder", "Attention to the memory", known,
-                  "→  Q: the target; K, V: the memory")  # fmt: skip
+        attention(
+            column,
+            "d",
+            "06_decoder",
+            "Masked self-attention",
+            known,
+            "Q, K, V: the target; later words hidden",
+        )
+        attention(
+            column,
+            "d",
+            "06_decoder",
+            "Attention to the memory",
+            known,
+            "→  Q: the target; K, V: the memory",
+        )
         feed_forward(column, "d", "06_decoder", known)
 
     column.frame(layer)
     total = size(parts["decoder"])
-    column.box("d", "06_decoder", f"{c.num_layers} such layers: {total}",
-               f"out come hidden states {shape(shapes['decoder'])}")  # fmt: skip
-    column.box("n", "07_transformer", "Logits, then probabilities",
-               f"p = softmax(x Eᵀ): {shape(shapes['logits'])}")  # fmt: skip
-    column.box("n", "14_decoding", "Search for the sentence",
-               f"beam of {known['beam']}, length penalty α = {known['alpha']}",
-               arrow=False)  # fmt: skip
+    column.box(
+        "d",
+        "06_decoder",
+        f"{c.num_layers} such layers: {total}",
+        f"out come hidden states {shape(shapes['decoder'])}",
+    )
+    column.box(
+        "n",
+        "07_transformer",
+        "Logits, then probabilities",
+        f"p = softmax(x Eᵀ): {shape(shapes['logits'])}",
+    )
+    column.box(
+        "n",
+        "14_decoding",
+        "Search for the sentence",
+        f"beam of {known['beam']}, length penalty α = {known['alpha']}",
+        arrow=False,
+    )
     column.arrow()
     column.text(known["said"])
     column.arrow()
-    column.box("n", "15_evaluation", f"BLEU {known['bleu']:.1f}",
-               f"against: {REFERENCE}", arrow=False)  # fmt: skip
+    column.box(
+        "n",
+        "15_evaluation",
+        f"BLEU {known['bleu']:.1f}",
+        f"against: {REFERENCE}",
+        arrow=False,
+    )
     return column
 
 
@@ -340,8 +407,14 @@ class WholeModel(SphinxDirective):
     """The picture, and room beside it that is seen on paper only."""
 
     def run(self):
-        for name in ("transformer", "runs", "decoding", "evaluation", "objective",
-                     "translator"):  # fmt: skip
+        for name in (
+            "transformer",
+            "runs",
+            "decoding",
+            "evaluation",
+            "objective",
+            "translator",
+        ):
             self.env.note_dependency(f"{self.env.srcdir}/transformer_lib/{name}.py")
         self.env.note_dependency(__file__)
         left, right = encoder(facts()), decoder(facts())

@@ -65,10 +65,15 @@ def fill_in(app, doctree, docname):
                 item.remove(next(iter(item.findall(nodes.strong))))
                 address = app.builder.get_relative_uri(docname, name)
                 chapter = number_of(name)
-                item += [nodes.Text(" "), nodes.reference(
-                    "", f"Answer in chapter {chapter}", internal=True,
-                    refuri=f"{address}#question-{number}",
-                )]  # fmt: skip
+                item += [
+                    nodes.Text(" "),
+                    nodes.reference(
+                        "",
+                        f"Answer in chapter {chapter}",
+                        internal=True,
+                        refuri=f"{address}#question-{number}",
+                    ),
+                ]
                 listed += nodes.list_item("", item)
         place.replace_self([listed] if len(listed) else [])
         if list(listed.findall(nodes.math)):  # or Sphinx leaves MathJax out

@@ -16,19 +16,24 @@ from fontTools.ttLib import TTFont
 from PIL import Image
 from sphinx.util.index_entries import split_index_msg
 
-MENDED = tuple((re.compile(pattern), new) for pattern, new in (
-    # The script draws the icons that the font has drawn already.
-    (r'<script defer src="[^"]*scripts/fontawesome\.js[^"]*"></script>', ""),
-    # A name must contain the words that are seen (WCAG 2.5.3): here, the words alone.
-    (r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"', r"\1"),
-    (r'<summary aria-label="Toggle hidden content">', "<summary>"),
-    # Chapters with pages under them.
-    (r'(<a class="[^"]*" href="[^"]*">([^<]*)</a><details[^>]*>)<summary>',
-     r'\1<summary aria-label="Pages under \2">'),
-    (r'((?:src|href)="[^"]*_images/[^"]*)\.png"', r'\1.webp"'),
-    # ARIA 1.3 has no such role; items of a list are list items.
-    (r'role="doc-biblioentry"', 'role="listitem"'),
-))  # fmt: skip
+MENDED = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        # The script draws the icons that the font has drawn already.
+        (r'<script defer src="[^"]*scripts/fontawesome\.js[^"]*"></script>', ""),
+        # A name must contain the words that are seen (WCAG 2.5.3): those alone.
+        (r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"', r"\1"),
+        (r'<summary aria-label="Toggle hidden content">', "<summary>"),
+        # Chapters with pages under them.
+        (
+            r'(<a class="[^"]*" href="[^"]*">([^<]*)</a><details[^>]*>)<summary>',
+            r'\1<summary aria-label="Pages under \2">',
+        ),
+        (r'((?:src|href)="[^"]*_images/[^"]*)\.png"', r'\1.webp"'),
+        # ARIA 1.3 has no such role; items of a list are list items.
+        (r'role="doc-biblioentry"', 'role="listitem"'),
+    )
+)
 
 FONTS = {"solid": "fa-solid-900.ttf", "brands": "fa-brands-400.ttf"}
 
@@ -87,13 +92,15 @@ def keep_index_entries(app):
     """
     known = app.env.get_domain("index").entries
     app.builder.indexer._index_entries = {
-        name: sorted({
-            (word, target, main)
-            for kind, words, target, main, _ in known[name]
-            for word in split_index_msg(kind, words)
-        })
+        name: sorted(
+            {
+                (word, target, main)
+                for kind, words, target, main, _ in known[name]
+                for word in split_index_msg(kind, words)
+            }
+        )
         for name in sorted(known)
-    }  # fmt: skip
+    }
     return []  # no page of its own
 
 

@@ -84,17 +84,35 @@ class Trace:
         root = self.model.config.d_model**0.5
         places = self.model.get_submodule(f"{short}_positions")(len(ids))
         self.numbers[f"{side}.positions"] = places  # (T, D)
-        self._step(f"{side}.in", root * embedded + places, "word + position", "embed",
-                   part=part, rows=rows, table=table, scale=root,
-                   positions=f"{side}.positions")  # fmt: skip
+        self._step(
+            f"{side}.in",
+            root * embedded + places,
+            "word + position",
+            "embed",
+            part=part,
+            rows=rows,
+            table=table,
+            scale=root,
+            positions=f"{side}.positions",
+        )
 
     def _linear(self, way, title, x, part, rows, **how):
         module = self.model.get_submodule(way)
         bias = f"{way}.bias" if module.bias is not None else None
-        given, out = self.seen[way]
+        _, out = self.seen[way]
         out = out.clamp(min=0) if how.get("relu") else out
-        return self._step(way, out, title, "linear", part=part, rows=rows, x=x,
-                          weight=f"{way}.weight", bias=bias, **how)  # fmt: skip
+        return self._step(
+            way,
+            out,
+            title,
+            "linear",
+            part=part,
+            rows=rows,
+            x=x,
+            weight=f"{way}.weight",
+            bias=bias,
+            **how,
+        )
 
     def _attention(self, way, part, rows, x, keys, of, causal=False):
         """Queries, keys, values, scores, weights, blends, and their mixture."""
@@ -114,57 +132,116 @@ class Trace:
             later = scores.new_ones(scores.shape).triu(1).bool()
             scores = scores.masked_fill(later, -1e9)
         share = {**where, "columns": of, "causal": causal, "heads": heads}
-        s = self._step(f"{way}.scores", scores, f"{kind}scores", "score", q=q, k=k,
-                       **share)  # fmt: skip
-        w = self._step(f"{way}.weights", scores.softmax(-1), f"{kind}weights",
-                       "softmax", x=s, **share)  # fmt: skip
-        z = self._step(f"{way}.blend", self.seen[f"{way}.w_o"][0], f"{kind}blend",
-                       "blend", weights=w, v=v, causal=causal, heads=heads,
-                       **where)  # fmt: skip
+        s = self._step(
+            f"{way}.scores", scores, f"{kind}scores", "score", q=q, k=k, **share
+        )
+        w = self._step(
+            f"{way}.weights",
+            scores.softmax(-1),
+            f"{kind}weights",
+            "softmax",
+            x=s,
+            **share,
+        )
+        z = self._step(
+            f"{way}.blend",
+            self.seen[f"{way}.w_o"][0],
+            f"{kind}blend",
+            "blend",
+            weights=w,
+            v=v,
+            causal=causal,
+            heads=heads,
+            **where,
+        )
         return self._linear(f"{way}.w_o", f"{kind}heads mixed", z, **where)
 
     def _residual(self, way, what, part, rows, x, added):
         norm = self.model.get_submodule(f"{way}.norm")
         total, out = self.seen[f"{way}.norm"]
-        s = self._step(f"{way}.sum", total, f"{what} added", "add", part=part,
-                       rows=rows, x=x, y=added)  # fmt: skip
+        s = self._step(
+            f"{way}.sum",
+            total,
+            f"{what} added",
+            "add",
+            part=part,
+            rows=rows,
+            x=x,
+            y=added,
+        )
         mean = total.mean(-1, keepdim=True)
         spread = ((total - mean).square().mean(-1, keepdim=True) + norm.eps).sqrt()
         self.numbers |= {f"{way}.mean": mean, f"{way}.spread": spread}
-        return self._step(f"{way}.norm", out, f"{what} normalized", "norm", part=part,
-                          rows=rows, x=s, mean=f"{way}.mean", spread=f"{way}.spread",
-                          eps=norm.eps, weight=f"{way}.norm.weight",
-                          bias=f"{way}.norm.bias")  # fmt: skip
+        return self._step(
+            f"{way}.norm",
+            out,
+            f"{what} normalized",
+            "norm",
+            part=part,
+            rows=rows,
+            x=s,
+            mean=f"{way}.mean",
+            spread=f"{way}.spread",
+            eps=norm.eps,
+            weight=f"{way}.norm.weight",
+            bias=f"{way}.norm.bias",
+        )
 
     def _layers(self, side, rows, x, memory=None):
         """All layers of a stack, from what its first layer reads, by name."""
         for i in range(len(self.model.get_submodule(side).layers)):
             way = f"{side}.layers.{i}"
             where = {"part": f"{side.capitalize()} layer {i + 1}", "rows": rows}
-            found = self._attention(f"{way}.self_attention", x=x, keys=x, of=rows,
-                                    causal=memory is not None, **where)  # fmt: skip
-            x = self._residual(f"{way}.residual_1", "attention", x=x, added=found,
-                               **where)  # fmt: skip
+            found = self._attention(
+                f"{way}.self_attention",
+                x=x,
+                keys=x,
+                of=rows,
+                causal=memory is not None,
+                **where,
+            )
+            x = self._residual(
+                f"{way}.residual_1", "attention", x=x, added=found, **where
+            )
             if memory:
-                found = self._attention(f"{way}.cross_attention", x=x, keys=memory,
-                                        of="source", **where)  # fmt: skip
-                x = self._residual(f"{way}.residual_2", "source", x=x, added=found,
-                                   **where)  # fmt: skip
+                found = self._attention(
+                    f"{way}.cross_attention", x=x, keys=memory, of="source", **where
+                )
+                x = self._residual(
+                    f"{way}.residual_2", "source", x=x, added=found, **where
+                )
             network, last = f"{way}.feed_forward", 3 if memory else 2
-            hidden = self._linear(f"{network}.w_1", "hidden units", x, relu=True,
-                                  **where)  # fmt: skip
+            hidden = self._linear(
+                f"{network}.w_1", "hidden units", x, relu=True, **where
+            )
             found = self._linear(f"{network}.w_2", "feed-forward", hidden, **where)
-            x = self._residual(f"{way}.residual_{last}", "feed-forward", x=x,
-                               added=found, **where)  # fmt: skip
+            x = self._residual(
+                f"{way}.residual_{last}", "feed-forward", x=x, added=found, **where
+            )
         return x
 
     def _top(self, hidden):
         where = {"part": "German out", "rows": "target", "columns": "vocabulary"}
         weight = "output.weight"
-        self._step("logits", self.logits, "logits", "linear", x=hidden, bias=None,
-                   weight=weight, **where)  # fmt: skip
-        self._step("probabilities", self.logits.softmax(-1), "next piece", "softmax",
-                   x="logits", causal=False, **where)  # fmt: skip
+        self._step(
+            "logits",
+            self.logits,
+            "logits",
+            "linear",
+            x=hidden,
+            bias=None,
+            weight=weight,
+            **where,
+        )
+        self._step(
+            "probabilities",
+            self.logits.softmax(-1),
+            "next piece",
+            "softmax",
+            x="logits",
+            causal=False,
+            **where,
+        )
 
 
 # --- as files -------------------------------------------------------------------------

@@ -24,9 +24,15 @@ ROOT = Path(__file__).parents[2]
 WEB = ROOT / "_build" / "web"
 PACKAGE = WEB / "node_modules" / "@sparticuz" / "chromium"
 PLACE = ROOT / "_build" / "browser"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
-         "chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-         "/Applications/Chromium.app/Contents/MacOS/Chromium")  # fmt: skip
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    "/Applications/Chromium.app/Contents/MacOS/Chromium",
+)
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
 --disable-background-networking --disable-component-update --disable-sync""".split()
 HOW = "`.venv/bin/python book/_tools/browser.py` gets one, from npm or by Playwright"
@@ -37,8 +43,12 @@ fs.writeFileSync(to, zlib.brotliDecompressSync(fs.readFileSync(from)));"""
 
 FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig><dir>{}</dir><cachedir>{}</cachedir></fontconfig>"""
-FONT_FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts",
-                "~/.local/share/fonts")  # fmt: skip
+FONT_FOLDERS = (
+    "/usr/share/fonts",
+    "/usr/local/share/fonts",
+    "~/.fonts",
+    "~/.local/share/fonts",
+)
 
 
 @dataclass
@@ -56,9 +66,13 @@ class Browser:
         """
         try:
             done = subprocess.run(
-                [self.path, "--version"], capture_output=True, text=True, timeout=600,
-                env={**os.environ, **self.environment}, check=False,
-            )  # fmt: skip
+                [self.path, "--version"],
+                capture_output=True,
+                text=True,
+                timeout=600,
+                env={**os.environ, **self.environment},
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         words = done.stdout.strip()
@@ -67,9 +81,10 @@ class Browser:
     def launch(self, playwright):
         """The browser, running, without a window."""
         return playwright.chromium.launch(
-            executable_path=self.path, args=FLAGS,
+            executable_path=self.path,
+            args=FLAGS,
             env={**os.environ, **self.environment},
-        )  # fmt: skip
+        )
 
 
 def installed() -> Browser | None:
@@ -178,9 +193,13 @@ def run(command: list[str]) -> bool:
     """Whether a command succeeds; its last lines where it does not."""
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=900, check=False,
-        )  # fmt: skip
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=900,
+            check=False,
+        )
         words = done.stdout.strip().splitlines()[-5:]
     except (OSError, subprocess.TimeoutExpired) as error:
         done, words = None, [str(error)]
@@ -199,8 +218,17 @@ def fetch() -> Browser | None:
         WEB.mkdir(parents=True, exist_ok=True)
         for name in ("package.json", "package-lock.json"):
             shutil.copy(ROOT / "book" / "_web" / name, WEB)
-        run(["npm", "ci", "--prefix", str(WEB), "--ignore-scripts", "--no-audit",
-             "--no-fund"])  # fmt: skip
+        run(
+            [
+                "npm",
+                "ci",
+                "--prefix",
+                str(WEB),
+                "--ignore-scripts",
+                "--no-audit",
+                "--no-fund",
+            ]
+        )
         found = from_npm()
     if not found and run([sys.executable, "-m", "playwright", "install", "chromium"]):
         found = from_playwright()

@@ -64,9 +64,13 @@ print(json.dumps({re.sub("[-_.]+", "-", n).lower(): v for n, v in names.items()}
 def run(command: list, log: Path | None = None, **how) -> subprocess.CompletedProcess:
     """A command that must succeed; what it says goes to the log, if there is one."""
     done = subprocess.run(
-        [str(part) for part in command], text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT if log else None, **how,
-    )  # fmt: skip
+        [str(part) for part in command],
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if log else None,
+        **how,
+    )
     if log:
         log.write_text(done.stdout, encoding="utf-8")
     if done.returncode:
@@ -183,8 +187,12 @@ def execute(place: Path, notebook: Path, what: str) -> tuple[bool, float]:
     log = place / "logs" / f"{label(notebook)}.log"
     inside = place / "env" / "bin" / "python"
     try:
-        run([inside, "-c", RUN, notebook.name, what, TIMEOUT], log,
-            cwd=folder, env=variables(place))  # fmt: skip
+        run(
+            [inside, "-c", RUN, notebook.name, what, TIMEOUT],
+            log,
+            cwd=folder,
+            env=variables(place),
+        )
     except subprocess.CalledProcessError:
         return False, time.perf_counter() - start
     return True, time.perf_counter() - start
@@ -220,17 +228,25 @@ def first_cells(place: Path, notebooks: list[Path]) -> None:
             continue
         seen.add(cell)
         if not execute(place, notebook, "first")[0]:
-            sys.exit(f"The first cell of {label(notebook)} failed: "
-                     f"{place / 'logs' / label(notebook)}.log")  # fmt: skip
+            sys.exit(
+                f"The first cell of {label(notebook)} failed: "
+                f"{place / 'logs' / label(notebook)}.log"
+            )
     after = installed(place)
-    changed = {n: f"{n} {v} -> {after.get(n)}" for n, v in before.items()
-               if after.get(n) != v and n != "transformer-lib"}  # fmt: skip
+    changed = {
+        n: f"{n} {v} -> {after.get(n)}"
+        for n, v in before.items()
+        if after.get(n) != v and n != "transformer-lib"
+    }
     if changed:
         print("  replaced by the first cells:", *changed.values())
     if KEPT & set(changed):
         sys.exit("These must stay as they are: " + ", ".join(KEPT & set(changed)))
-    where = [place / "env" / "bin" / "python", "-c",
-             "import transformer_lib; print(transformer_lib.__file__)"]  # fmt: skip
+    where = [
+        place / "env" / "bin" / "python",
+        "-c",
+        "import transformer_lib; print(transformer_lib.__file__)",
+    ]
     library = run(where, cwd=place, env=variables(place)).stdout.strip()
     if not Path(library).is_relative_to(place / "env"):
         sys.exit(f"The library is not the installed one: {library}")
@@ -286,9 +302,11 @@ def main() -> None:
     with ThreadPoolExecutor(max_workers=asked.jobs) as pool:
         failed = [name for name in pool.map(one, todo) if name]
     versions = installed(place)
-    print(f"  {len(todo) - len(failed)} chapters ran, {len(notebooks) - len(todo)} had "
-          f"run before, {len(failed)} failed; torch {versions['torch']}, "
-          f"numpy {versions['numpy']}")  # fmt: skip
+    print(
+        f"  {len(todo) - len(failed)} chapters ran, {len(notebooks) - len(todo)} had "
+        f"run before, {len(failed)} failed; torch {versions['torch']}, "
+        f"numpy {versions['numpy']}"
+    )
     if failed:
         sys.exit("Failed: " + " ".join(failed))
 

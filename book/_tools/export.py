@@ -175,10 +175,10 @@ def finished(name: str, module: str) -> str:
         module = re.sub(
             r"^(\"*Docs: \S+)/\w+\.html\.md", rf"\1{page}", module, flags=re.M
         )
-    if not module.startswith('"""') and (head := HEAD.search(module)):
-        if module.count("# %% ", 0, head.start()) == 1:  # that of __all__
-            said = f'"""{head[3]}\n\nDocs: {PAGES}/{head[2]}.html"""\n\n'
-            module = said + module.replace(head[0], head[1], 1)
+    head = None if module.startswith('"""') else HEAD.search(module)
+    if head and module.count("# %% ", 0, head.start()) == 1:  # that of __all__
+        said = f'"""{head[3]}\n\nDocs: {PAGES}/{head[2]}.html"""\n\n'
+        module = said + module.replace(head[0], head[1], 1)
     if not module.startswith('"""'):
         room = name.rpartition("/")[0]
         if room not in WHOSE:

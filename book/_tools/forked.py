@@ -41,8 +41,10 @@ def kernels(python: Path, variables: dict[str, str]) -> Iterator[list[str]]:
         address = str(Path(place) / "socket")
         server = subprocess.Popen(
             [str(python), __file__, "serve", address],
-            env=variables | {"MPLBACKEND": BACKEND}, cwd=place, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            env=variables | {"MPLBACKEND": BACKEND},
+            cwd=place,
+            stdout=subprocess.PIPE,
+        )
         try:
             if not server.stdout.readline():  # it listens now
                 raise RuntimeError("the process that kernels are forked from ended.")

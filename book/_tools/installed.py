@@ -58,8 +58,20 @@ def install(wheel: Path, place: Path) -> Path:
     """An environment in place with the wheel in it: its Python."""
     quietly([sys.executable, "-m", "venv", "--without-pip", place])
     python = place / "bin" / "python"
-    quietly([sys.executable, "-m", "pip", "--python", python, "install", "--quiet",
-             "--no-deps", "--no-index", wheel])  # fmt: skip
+    quietly(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            python,
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            wheel,
+        ]
+    )
     (packages,) = place.glob("lib/python*/site-packages")
     # Paths that a .pth file adds have no .pth files of their own: the project's, which
     # is installed there to be edited, is not found by it.

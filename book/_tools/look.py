@@ -99,8 +99,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="+", help="pages, as _toc.yml names them")
     parser.add_argument("--width", type=int, nargs="+", default=[1300, 360])
-    parser.add_argument("--theme", nargs="+", default=["light", "dark"],
-                        choices=["light", "dark"])  # fmt: skip
+    parser.add_argument(
+        "--theme", nargs="+", default=["light", "dark"], choices=["light", "dark"]
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "_build" / "look")
     given = parser.parse_args()
     for path in look(given.names, given.width, given.theme, given.out):

@@ -136,10 +136,14 @@ def write_pdf(names: list[str], target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = target.with_name(target.name + ".tmp")
         data = page.pdf(
-            prefer_css_page_size=True, print_background=True, outline=True, tagged=True,
-            display_header_footer=True, header_template="<span></span>",
+            prefer_css_page_size=True,
+            print_background=True,
+            outline=True,
+            tagged=True,
+            display_header_footer=True,
+            header_template="<span></span>",
             footer_template=FOOTER,
-        )  # fmt: skip
+        )
         aside.write_bytes(data)
         aside.replace(target)
         browser.close()

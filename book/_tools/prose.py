@@ -242,7 +242,7 @@ def numbers_of(sentence: str) -> Iterator[re.Match]:
     place, end = False, 0
     for found in NUMBER.finditer(sentence):
         between, end = sentence[end : found.start()], found.end()
-        place = bool(PLACES.search(between) or place and GOES_ON.fullmatch(between))
+        place = bool(PLACES.search(between) or (place and GOES_ON.fullmatch(between)))
         digits = found["digits"]
         small = digits.isdigit() and int(digits) <= 12 and not found["unit"]
         if not (place or small or YEAR.fullmatch(digits)):

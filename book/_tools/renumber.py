@@ -69,8 +69,9 @@ def in_map(svg: str, names: dict[str, str]) -> str:
     numbers = {old[:2]: new[:2] for old, new in names.items()}
     return re.sub(
         r"(?<=class=\"n\">)\d\d(?=</text>)|(?<=[( ])\d\d(?=[),. ])",
-        lambda m: numbers.get(m[0], m[0]), svg,
-    )  # fmt: skip
+        lambda m: numbers.get(m[0], m[0]),
+        svg,
+    )
 
 
 def notebook_changed(path: Path, names: dict[str, str]) -> str:
@@ -107,12 +108,15 @@ def main() -> None:
     if odd := sorted(there ^ set(names)):
         raise SystemExit(f"_toc.yml and notebooks/ do not have the same: {odd}.")
     moved = {old: new for old, new in names.items() if old != new}
-    print("\n".join(f"{old:20} -> {new}" for old, new in moved.items())
-          or "The numbers are those of _toc.yml.")  # fmt: skip
+    print(
+        "\n".join(f"{old:20} -> {new}" for old, new in moved.items())
+        or "The numbers are those of _toc.yml."
+    )
     if not moved or not write:
         return
-    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, text=True,
-                             capture_output=True).stdout.split("\n")  # fmt: skip
+    listing = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, text=True, capture_output=True
+    ).stdout.split("\n")
     for name in filter(None, listing):
         path = ROOT / name
         if path.suffix not in TEXT or MADE.search(name) or "renumber" in path.stem:

@@ -43,11 +43,11 @@ os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
 os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 
-import forked  # noqa: E402
-import installed  # noqa: E402
-import nbformat  # noqa: E402
-from chapters import all_notebooks, name_of  # noqa: E402
-from doors import taken  # noqa: E402
+import forked
+import installed
+import nbformat
+from chapters import all_notebooks, name_of
+from doors import taken
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "transformer_lib"
@@ -62,10 +62,21 @@ AFTER = {"15_evaluation": ["13_runs"]}
 # These take longest, in this order. They begin first where no times are known yet, so
 # that none of them is left to one core in the end.
 LONGEST = (
-    "13_runs", "20_fine_tuning", "14_decoding", "22_export", "12_training",
-    "18_command_line", "28_family", "26_parsing", "27_looking_inside", "00_why",
-    "16_diagnosis", "05_encoder", "07_transformer", "21_speed",
-)  # fmt: skip
+    "13_runs",
+    "20_fine_tuning",
+    "14_decoding",
+    "22_export",
+    "12_training",
+    "18_command_line",
+    "28_family",
+    "26_parsing",
+    "27_looking_inside",
+    "00_why",
+    "16_diagnosis",
+    "05_encoder",
+    "07_transformer",
+    "21_speed",
+)
 
 _lock = threading.Lock()
 
