@@ -95,6 +95,18 @@ def test_arrows_run_downward():
     assert not upward
 
 
+def test_a_class_has_its_methods_in_its_class():
+    """No module gives a class a method afterwards."""
+    given = [
+        f"{name}: {ast.unparse(node)}"
+        for name, path in FRONT.items()
+        for node in tree(path).body
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Attribute) for target in node.targets)
+    ]
+    assert not given
+
+
 def test_the_layer_is_written_once():
     """Its sublayers are put together in chapters 05 and 06, and nowhere else."""
     found = {

@@ -60,6 +60,21 @@ class Prepared:
     valid: TokenPairs
     data: dict
 
+    @classmethod
+    def load(cls, folder: str | Path, verify: bool = False) -> "Prepared":
+        """Load what prepare wrote.
+
+        Args:
+            folder: The folder.
+            verify: Whether to read all files and compare their checksums; sizes are
+                always compared.
+
+        Raises:
+            ValueError: If there is nothing, or a file is missing, cut short or damaged;
+                it names the file.
+        """
+        return _load_prepared(cls, folder, verify)
+
 
 def prepare(
     corpus: str | Path | dict,
@@ -425,17 +440,7 @@ def _why_not(pair: tuple, ids: tuple, settings: dict) -> str:
 
 # %% ../../notebooks/10_batches.ipynb #761ec76e
 def _load_prepared(cls, folder: str | Path, verify: bool = False) -> Prepared:
-    """Load what prepare wrote.
-
-    Args:
-        folder: The folder.
-        verify: Whether to read all files and compare their checksums; sizes are
-            always compared.
-
-    Raises:
-        ValueError: If there is nothing, or a file is missing, cut short or damaged;
-            it names the file.
-    """
+    """Load what prepare wrote."""
     folder = put_back(folder)
     if not (folder / _NOTES).is_file():
         raise ValueError(f"{folder} holds no prepared text: it has no {_NOTES}.")
@@ -452,9 +457,6 @@ def _load_prepared(cls, folder: str | Path, verify: bool = False) -> Prepared:
                     "folder and prepare it again."
                 )
     return cls(tokenizer, train, valid, data)
-
-
-Prepared.load = classmethod(_load_prepared)
 
 
 def _write_prepared(

@@ -147,6 +147,30 @@ class AttentionMaps:
         heads = self.weights[kind][layer][0]  # (H, T, S)
         return heads.mean(dim=0) if head is None else heads[head]
 
+    def by_words(self) -> "AttentionMaps":
+        """The same attention between words instead of pieces."""
+        return _by_words(self)
+
+    def aligned(
+        self, layer: int, head: int | None = None, row: str = "writes"
+    ) -> tuple[Tensor, list[str], list[str]]:
+        """Cross-attention of each target word, between words; call it on pieces.
+
+        Args:
+            layer: From 0.
+            head: From 0; the mean of the heads if None.
+            row: "writes" for the position at which the decoder writes the word, "reads"
+                for the one at which it reads it.
+
+        Returns:
+            Weights of shape (target words, source words), the words of the target, and
+            those of the source; neither has a start or an end symbol.
+
+        Raises:
+            ValueError: If row is something else.
+        """
+        return _aligned(self, layer, head, row)
+
 
 def look(
     model: Transformer, tokenizer: Tokenizer, source: str, target: str | None = None
@@ -236,9 +260,6 @@ def _by_words(pair: AttentionMaps) -> AttentionMaps:
     source = _join_labels(pair.source, groups["source"])
     return AttentionMaps(source, _join_labels(pair.target, groups["target"]), weights)
 
-
-AttentionMaps.by_words = _by_words
-
 # %% ../../notebooks/27_looking_inside.ipynb #71bffe98
 def _rows_of_tokens(
     pair: AttentionMaps, layer: int, head: int | None, row: str
@@ -260,29 +281,12 @@ def _rows_of_tokens(
 def _aligned(
     pair: AttentionMaps, layer: int, head: int | None = None, row: str = "writes"
 ) -> tuple[Tensor, list[str], list[str]]:
-    """Cross-attention of each target word, between words; of pieces, as look gives it.
-
-    Args:
-        layer: From 0.
-        head: From 0; the mean of the heads if None.
-        row: "writes" for the position at which the decoder writes the word, "reads"
-            for the one at which it reads it.
-
-    Returns:
-        Weights of shape (target words, source words), the words of the target, and
-        those of the source; neither has a start or an end symbol.
-
-    Raises:
-        ValueError: If row is something else.
-    """
+    """Cross-attention of each target word, between words."""
     weights = _rows_of_tokens(pair, layer, head, row)  # (T - 1, S)
     target, source = pair.target[1:], pair.source[:-1]
     rows, columns = _word_groups(target), _word_groups(source)
     merged = _merge_words(weights, rows, columns)  # (target words, source words)
     return merged, _join_labels(target, rows), _join_labels(source, columns)
-
-
-AttentionMaps.aligned = _aligned
 
 # %% ../../notebooks/27_looking_inside.ipynb #c7a66108
 def _links(weights: Tensor) -> set[tuple[int, int]]:

@@ -129,22 +129,56 @@ class Run:
         """One record for each validation: step, tokens, seconds, losses in nats."""
         return self.progress.history
 
+    @classmethod
+    def load(
+        cls,
+        run_dir: str | Path,
+        device: str | None = None,
+        weights: str | Path = "best",
+    ) -> "Run":
+        """Load a run from its folder, without its text.
+
+        Args:
+            run_dir: Folder that train wrote.
+            device: Where the model goes; as default_device says if None.
+            weights: "best" (lowest validation loss), "last", "average" (mean of the
+                kept files step-NNNNNN.safetensors), or the path of a file of weights.
+
+        Raises:
+            ValueError: If the folder holds no run that was validated at least once, or
+                the weights cannot be read.
+        """
+        return _load_run(cls, run_dir, device, weights)
+
+    def save_pretrained(
+        self, folder: str | Path, half: bool = True, record: dict | None = None
+    ) -> Path:
+        """Write the model with all that is needed to use it: what is shipped or shared.
+
+        Its weights are taken as they are. The folder gets weights.safetensors,
+        tokenizer.model, recipe.json, about.json and manifest.json: all, or none.
+        Files of the owner's are named without their folders.
+
+        Args:
+            folder: Where to; a model that is there is replaced.
+            half: Whether to store weights in 16 bits, half the size.
+            record: What to say of the weights; the run's own record if None.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: If the folder holds something else, or a weight is too large for
+                16 bits.
+            OSError: If it cannot be written; what was there before is unchanged.
+        """
+        return _save_pretrained(self, folder, half, record)
+
 # %% ../../notebooks/13_runs.ipynb #c4addcc7
 def _load_run(
     cls, run_dir: str | Path, device: str | None = None, weights: str | Path = "best"
 ) -> Run:
-    """Load a run from its folder, without its text.
-
-    Args:
-        run_dir: Folder that train wrote.
-        device: Where the model goes; as default_device says if None.
-        weights: "best" (lowest validation loss), "last", "average" (mean of the kept
-            files step-NNNNNN.safetensors), or the path of a file of weights.
-
-    Raises:
-        ValueError: If the folder holds no run that was validated at least once, or
-            the weights cannot be read.
-    """
+    """Load a run from its folder, without its text."""
     run_dir = Path(run_dir)
     if not (run_dir / "recipe.json").is_file() or not _known_files(run_dir):
         raise ValueError(f"{run_dir} holds no trained model; run train first.")
@@ -153,7 +187,7 @@ def _load_run(
     else:
         warnings.warn(
             f"{run_dir} has no {MANIFEST}: whether its recipe and tokenizer are those "
-            "that it was trained with cannot be checked.", stacklevel=2,
+            "that it was trained with cannot be checked.", stacklevel=3,
         )  # fmt: skip
     recipe = _read_recipe(run_dir / "recipe.json")
     tokenizer = Tokenizer.load(run_dir / "tokenizer.model")
@@ -164,9 +198,6 @@ def _load_run(
     progress = _newest_progress(run_dir)
     model = model.to(default_device(device)).eval()
     return cls(recipe, model, tokenizer, progress, **about, record=record)
-
-
-Run.load = classmethod(_load_run)
 
 # %% ../../notebooks/13_runs.ipynb #e327aa83
 def _known_files(run_dir: Path) -> list[Path]:
@@ -392,25 +423,7 @@ def _mend_best(run_dir: Path, history: list[dict]) -> None:
 def _save_pretrained(
     run: Run, folder: str | Path, half: bool = True, record: dict | None = None
 ) -> Path:
-    """Write the model with all that is needed to use it: what is shipped or shared.
-
-    Its weights are taken as they are. The folder gets weights.safetensors,
-    tokenizer.model, recipe.json, about.json and manifest.json: all of them, or none.
-    Files of the owner's are named without their folders.
-
-    Args:
-        folder: Where to; a model that is there is replaced.
-        half: Whether to store weights in 16 bits, half the size.
-        record: What to say of the weights; the run's own record if None.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: If the folder holds something else, or a weight is too large for
-            16 bits.
-        OSError: If it cannot be written; what was there before is unchanged.
-    """
+    """Write the model with all that is needed to use it: what is shipped or shared."""
     folder = Path(folder)
     _check_model_folder(folder)
     weights = dict(run.model.named_parameters())
@@ -428,9 +441,6 @@ def _save_pretrained(
         write_json(part / "about.json", about)
         write_manifest(part)
     return folder
-
-
-Run.save_pretrained = _save_pretrained
 
 
 def _check_model_folder(folder: Path) -> None:

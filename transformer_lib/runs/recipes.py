@@ -142,6 +142,17 @@ class Recipe:
         except ValueError as error:
             raise ValueError(f"{source}: {error}") from None
 
+    @classmethod
+    def for_here(cls, name: str, run_dir: str | Path) -> "Recipe":
+        """A recipe in the precision that is fast here; a run goes on in its own.
+
+        Args:
+            name: A recipe of the library, or a TOML file.
+            run_dir: Folder of the run. If it has begun, its recipe is taken as it is,
+                also where it goes on on another GPU.
+        """
+        return _recipe_for_here(cls, name, run_dir)
+
 # %% ../../notebooks/13_runs.ipynb #4458529a
 def _find_recipe(name_or_path: str | Path):
     """The file of a recipe, by its path or by the name it ships under.
@@ -349,17 +360,8 @@ def _read_recipe(path: Path) -> Recipe:
 
 # %% ../../notebooks/13_runs.ipynb #56adde30
 def _recipe_for_here(cls, name: str, run_dir: str | Path) -> Recipe:
-    """A recipe in the precision that is fast here; a run goes on in its own.
-
-    Args:
-        name: A recipe of the library, or a TOML file.
-        run_dir: Folder of the run. If it has begun, its recipe is taken as it is, also
-            where it goes on on another GPU.
-    """
+    """A recipe in the precision that is fast here; a run goes on in its own."""
     path = Path(run_dir) / "recipe.json"
     if path.is_file():
         return _read_recipe(path)
     return cls.load(name, precision=_native_precision(default_device())[0])
-
-
-Recipe.for_here = classmethod(_recipe_for_here)
