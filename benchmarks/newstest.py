@@ -22,7 +22,7 @@ from kept import keep, out_file
 
 from transformer_lib.corpora import Corpus, load_corpus
 from transformer_lib.evaluation import evaluate, tokenized_bleu
-from transformer_lib.runs import environment_record
+from transformer_lib.machine import environment_record
 from transformer_lib.translator import Translator
 
 

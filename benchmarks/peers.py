@@ -69,8 +69,9 @@ from training import (
 from transformer_lib import training as library
 from transformer_lib.batches import Prepared, make_batch, pack, plan_batches
 from transformer_lib.corpora import CorpusUnavailable, load_corpus
+from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
-from transformer_lib.runs import Recipe, environment_record, trainer
+from transformer_lib.runs import Recipe, trainer
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD, UNK
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin

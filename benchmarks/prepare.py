@@ -41,7 +41,7 @@ from kept import keep, out_file
 
 from transformer_lib.batches import prepare
 from transformer_lib.corpora import CorpusUnavailable, load_corpus
-from transformer_lib.runs import environment_record
+from transformer_lib.machine import environment_record
 
 # --- the jobs -------------------------------------------------------------------------
 

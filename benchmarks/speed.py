@@ -20,9 +20,8 @@ import torch
 from kept import keep, out_file
 from training import SIZES, pairs_of, prepared
 
-from transformer_lib.runs import environment_record
-from transformer_lib.speed import _fast_kinds, _ladder_on, climb, matmul_ceiling
-from transformer_lib.training import PRECISIONS
+from transformer_lib.machine import PRECISIONS, environment_record, fast_kinds
+from transformer_lib.speed import _ladder_on, climb, matmul_ceiling
 from transformer_lib.transformer import TransformerConfig
 
 MORE = {
@@ -73,7 +72,7 @@ def main(arguments=None) -> dict:
             asked.device,
         )
         data = {"corpus": name, "sha256": ready.data["train"]["sha256"]}
-    kinds = {name: PRECISIONS[name] for name in _fast_kinds(asked.device)}
+    kinds = {name: PRECISIONS[name] for name in fast_kinds(asked.device)}
     ceiling = {
         name: matmul_ceiling(config, asked.max_tokens, kind, asked.device)
         for name, kind in kinds.items()

@@ -32,8 +32,8 @@ from kept import keep, out_file
 from transformer_lib.batches import Prepared, make_batch, plan_batches, prepare
 from transformer_lib.corpora import CorpusUnavailable, load_corpus
 from transformer_lib.export.marian import _marian_config
+from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
-from transformer_lib.runs import environment_record
 from transformer_lib.tokenizer import PAD
 from transformer_lib.training import update
 from transformer_lib.transformer import Transformer, TransformerConfig

@@ -29,7 +29,7 @@ from browser import HOW, find  # noqa: E402
 from conftest import Quiet  # noqa: E402
 from kept import keep, out_file  # noqa: E402
 
-from transformer_lib.runs import environment_record  # noqa: E402
+from transformer_lib.machine import environment_record  # noqa: E402
 
 SENTENCES = """\
 We have to wait until tomorrow.

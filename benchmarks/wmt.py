@@ -28,7 +28,7 @@ from kept import keep, out_file
 from transformer_lib.batches import prepare
 from transformer_lib.batches.prepared import _sample_pairs
 from transformer_lib.corpora import grammar_split, stream_corpus
-from transformer_lib.runs import environment_record
+from transformer_lib.machine import environment_record
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.wmt import _clean_wmt, _miniature, _open_tar_member
 

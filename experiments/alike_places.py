@@ -24,7 +24,8 @@ from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.encoder import _mean_cosines
-from transformer_lib.runs import Run, environment_record
+from transformer_lib.machine import environment_record
+from transformer_lib.runs import Run
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import EOS
 from transformer_lib.training import validation_loss

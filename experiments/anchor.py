@@ -41,7 +41,8 @@ from transformer_lib.command_line import _recipe_asked
 from transformer_lib.corpora import load_corpus
 from transformer_lib.export import to_marian
 from transformer_lib.export.marian import _marian_config
-from transformer_lib.runs import Recipe, environment_record
+from transformer_lib.machine import environment_record
+from transformer_lib.runs import Recipe
 from transformer_lib.runs.trainer import _all_pairs, _data_record, _rate_at, _ready_data
 from transformer_lib.storage import whole_file, write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD

@@ -29,13 +29,13 @@ from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.export.onnx import _rounded_to_8_bits
+from transformer_lib.machine import default_device
 from transformer_lib.runs import Recipe, Run, runs_folder, train
 from transformer_lib.runs.checkpoints import _step_files
 from transformer_lib.runs.folder import _pair_key
 from transformer_lib.storage import ensure_writable, write_json
 from transformer_lib.tokenizer import fold_text
 from transformer_lib.training import validation_loss
-from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]

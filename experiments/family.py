@@ -29,7 +29,7 @@ from transformer_lib.family.pretraining import (
     _short_sentences,
     _small_tokenizer,
 )
-from transformer_lib.runs import environment_record
+from transformer_lib.machine import environment_record
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS
 

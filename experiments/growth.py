@@ -16,7 +16,8 @@ from evidence import translator
 
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
-from transformer_lib.runs import Run, average_checkpoints, environment_record
+from transformer_lib.machine import environment_record
+from transformer_lib.runs import Run, average_checkpoints
 from transformer_lib.runs.checkpoints import _load_weights, _step_files
 from transformer_lib.storage import write_json
 

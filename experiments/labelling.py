@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from transformer_lib.batches import batches
+from transformer_lib.machine import PRECISIONS, default_device, environment_record
 from transformer_lib.objective import build_optimizer, noam_lr
 from transformer_lib.parsing import (
     BracketScore,
@@ -31,7 +32,6 @@ from transformer_lib.runs import (
     Progress,
     Recipe,
     average_checkpoints,
-    environment_record,
     load_checkpoint,
     save_checkpoint,
 )
@@ -43,8 +43,6 @@ from transformer_lib.runs.checkpoints import (
     _step_of,
 )
 from transformer_lib.storage import write_json
-from transformer_lib.training import PRECISIONS
-from transformer_lib.transformer import default_device
 
 ROOT = Path(__file__).resolve().parents[1]
 

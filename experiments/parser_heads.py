@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from transformer_lib.looking_inside import attention_weights
+from transformer_lib.machine import environment_record
 from transformer_lib.parsing import Tree, load_trees
 from transformer_lib.parsing.parser import _slot_search
 from transformer_lib.parsing.tree_tokens import _source_text, _split_words, _tree_pair
-from transformer_lib.runs import Run, environment_record
+from transformer_lib.runs import Run
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS
 

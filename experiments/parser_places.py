@@ -19,6 +19,7 @@ from evidence import some_of
 from transformer_lib.batches import Prepared
 from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.machine import default_device
 from transformer_lib.parsing import train_parser
 from transformer_lib.runs import Recipe
 from transformer_lib.runs.checkpoints import (
@@ -28,7 +29,6 @@ from transformer_lib.runs.checkpoints import (
     _weights_in,
 )
 from transformer_lib.storage import write_json
-from transformer_lib.transformer import default_device
 
 
 def main(arguments: list[str] | None = None) -> None:

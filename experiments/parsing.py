@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from transformer_lib.machine import default_device
 from transformer_lib.parsing import BracketScore, load_trees, parse, train_parser
 from transformer_lib.parsing.parser import _score_parses
 from transformer_lib.runs import Recipe, Run, train
 from transformer_lib.storage import read_json, write_json
-from transformer_lib.transformer import default_device
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)

@@ -35,8 +35,8 @@ from transformer_lib.family.pretraining import (
     _short_sentences,
     _span_loss,
 )
+from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
-from transformer_lib.runs import environment_record
 from transformer_lib.storage import whole_file, write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
 

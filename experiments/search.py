@@ -21,7 +21,8 @@ import torch
 from transformer_lib.batches import prepare
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import perplexity, sacre_bleu
-from transformer_lib.runs import Recipe, environment_record, train
+from transformer_lib.machine import environment_record
+from transformer_lib.runs import Recipe, train
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.translator import translate

@@ -27,7 +27,8 @@ from torch import Tensor
 from transformer_lib.decoding import beam_search
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.looking_inside.weights import _merge_words, _word_groups
-from transformer_lib.runs import environment_record, load_pretrained
+from transformer_lib.machine import environment_record
+from transformer_lib.runs import load_pretrained
 from transformer_lib.runs.folder import _find_pretrained
 from transformer_lib.tokenizer import BOS, EOS
 

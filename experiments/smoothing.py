@@ -24,10 +24,10 @@ from transformer_lib.batches.prepared import _sample_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.evaluation import chrf, sacre_bleu
+from transformer_lib.machine import default_device
 from transformer_lib.runs import Recipe, Run
 from transformer_lib.storage import write_json
 from transformer_lib.training import validation_loss
-from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,14 +30,9 @@ from transformer_lib.complexity import Convolutional, Recurrent
 from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import FullSteps, output_limits, search
 from transformer_lib.evaluation import chrf, sacre_bleu
+from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
-from transformer_lib.runs import (
-    Progress,
-    Recipe,
-    environment_record,
-    load_checkpoint,
-    save_checkpoint,
-)
+from transformer_lib.runs import Progress, Recipe, load_checkpoint, save_checkpoint
 from transformer_lib.runs.checkpoints import _load_tensors, _load_weights, _save_tensors
 from transformer_lib.runs.trainer import _data_record, _rate_at, _ready_data
 from transformer_lib.storage import write_json

@@ -20,9 +20,9 @@ from fine_tuning import scores_of
 
 from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.machine import default_device
 from transformer_lib.runs import Recipe, Run, load_pretrained, train
 from transformer_lib.storage import write_json
-from transformer_lib.transformer import default_device
 
 START, RECIPE = "tatoeba-en-de", "tatoeba-en-de-longer"
 WAYS = {

@@ -23,7 +23,8 @@ from transformer_lib.evaluation import (
     paired_bootstrap,
     sacre_bleu,
 )
-from transformer_lib.runs import environment_record, read_evidence, recorded_outputs
+from transformer_lib.machine import environment_record
+from transformer_lib.runs import read_evidence, recorded_outputs
 from transformer_lib.storage import write_json
 
 ROOT = Path(__file__).resolve().parents[1]

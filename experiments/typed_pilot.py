@@ -16,9 +16,9 @@ from pathlib import Path
 
 import translator_text
 
+from transformer_lib.machine import default_device
 from transformer_lib.runs import Recipe, train
 from transformer_lib.storage import write_json
-from transformer_lib.transformer import default_device
 
 
 def run(asked: argparse.Namespace) -> dict:

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transformer_lib import command_line as cli
-from transformer_lib import training
+from transformer_lib import machine
 from transformer_lib.batches import Prepared
 from transformer_lib.command_line import _settings_asked, main
 from transformer_lib.corpora import load_corpus
@@ -805,7 +805,7 @@ def test_doctor_on_this_machine(capsys):
 
 def test_doctor_says_which_precision_suits_the_cpu(monkeypatch):
     rates = {"float32": 157e9, "bfloat16": 85e9}
-    monkeypatch.setattr(training, "_product_rates", lambda threads: rates)
+    monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
     said = "precision float32 suits this CPU: 157 GFLOP/s in float32, 85 in bfloat16;"
     assert said in cli._check_torch()[1]
 

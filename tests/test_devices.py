@@ -40,11 +40,12 @@ from transformer_lib.family import pretraining
 from transformer_lib.figures import decoding as decoding_figures
 from transformer_lib.looking_inside import heads
 from transformer_lib.looking_inside import weights as looking_inside
+from transformer_lib.machine import default_device
 from transformer_lib.parsing import labelling, load_trees, train_tree_tokenizer
 from transformer_lib.parsing import parser as parsing
 from transformer_lib.runs import Progress, Recipe, Run, load_pretrained, train
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
-from transformer_lib.transformer import Transformer, TransformerConfig, default_device
+from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import Translator
 
 NOTEBOOKS = sorted(Path(__file__).parents[1].glob("notebooks/*.ipynb"))

@@ -26,10 +26,10 @@ from transformer_lib.batches import pack, prepare
 from transformer_lib.corpora import CorpusUnavailable, grammar_split, load_corpus
 from transformer_lib.evaluation import bleu, evaluate
 from transformer_lib.export import export_model
+from transformer_lib.machine import default_device
 from transformer_lib.runs import load_pretrained, trainer
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import fit
-from transformer_lib.transformer import default_device
 from transformer_lib.translator import Translator, translate
 
 data_dir = small_runs.data_dir

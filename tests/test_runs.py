@@ -17,7 +17,7 @@ import small_runs
 import torch
 from small_runs import FEW, tiny
 
-from transformer_lib import storage
+from transformer_lib import machine, storage
 from transformer_lib.command_line import main
 from transformer_lib.corpora import Corpus
 from transformer_lib.exercises.runs import check_average, check_best_step
@@ -393,7 +393,7 @@ def test_recorded_outputs_are_matched_by_hash():
 
 
 def test_environment_record_is_complete():
-    record = runs.environment_record()
+    record = machine.environment_record()
     assert record["versions"]["torch"] == torch.__version__
     assert {"hardware", "python", "commit", "date"} <= record.keys()
     assert asdict(Progress())["step"] == 0

@@ -226,9 +226,9 @@ def test_chapter_13_at_full_begins_from_nothing_and_goes_on(full, monkeypatch):
     first = names["short_run"].progress.step
     assert full == ["tatoeba-en-de"] and first >= 1
     precision = names["short_run"].recipe.precision
-    assert precision == recipes._native_precision("cpu")[0]
-    monkeypatch.setattr(recipes, "_native_precision", lambda device: ("float16", ""))
-    names["_native_precision"] = recipes._native_precision  # another machine
+    assert precision == recipes.native_precision("cpu")[0]
+    monkeypatch.setattr(recipes, "native_precision", lambda device: ("float16", ""))
+    names["native_precision"] = recipes.native_precision  # another machine
     run_cells("13_runs", names, "short_run = train(")
     assert names["short_run"].progress.step > first
     assert names["short_run"].recipe.precision == precision
@@ -258,7 +258,7 @@ def test_chapter_24_at_full_goes_on_with_the_papers_recipe(full, tmp_path, capsy
 
 def sixteen_bits(monkeypatch, precision: str) -> None:
     """From now on the device is fast in this precision."""
-    monkeypatch.setattr(recipes, "_native_precision", lambda device: (precision, ""))
+    monkeypatch.setattr(recipes, "native_precision", lambda device: (precision, ""))
 
 
 def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, tmp_path, capsys):

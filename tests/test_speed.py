@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_lib import speed
+from transformer_lib import machine, speed
 from transformer_lib.batches import TokenPairs, make_batch
 from transformer_lib.batches.plan import _flatten
 from transformer_lib.exercises.speed import (
@@ -22,12 +22,12 @@ from transformer_lib.exercises.speed import (
     check_overall,
     check_packed_mask,
 )
+from transformer_lib.machine import fast_kinds
 from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.speed import (
     _LADDER,
     _adam,
     _attention_as,
-    _fast_kinds,
     _feed,
     _first_losses,
     _ladder,
@@ -149,8 +149,8 @@ def test_the_last_step_of_a_gpu_is_in_the_bits_that_it_is_fast_in(
     """A T4's is float16; on a CPU not slow in it bfloat16, as in the records."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     rates = {"float32": 157e9, "bfloat16": 85e9}
-    monkeypatch.setattr(speed, "_product_rates", lambda threads: rates)
-    monkeypatch.setattr(speed, "default_device", lambda device: device)
+    monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
+    monkeypatch.setattr(machine, "default_device", lambda device: device)
     changes = _ladder_on("cuda" if capability else "cpu")
     same = list(_LADDER)[:-1]
     assert list(changes) == [*same, bits]
@@ -161,8 +161,8 @@ def test_the_last_step_of_a_gpu_is_in_the_bits_that_it_is_fast_in(
 
 def test_a_cpu_that_emulates_16_bits_is_not_raced_in_them(monkeypatch):
     rates = {"float32": 42e9, "bfloat16": 5e8}
-    monkeypatch.setattr(speed, "_product_rates", lambda threads: rates)
-    assert _fast_kinds("cpu") == ["float32"]
+    monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
+    assert fast_kinds("cpu") == ["float32"]
     assert list(_ladder_on("cpu")) == list(_LADDER)[:-1]
 
 
@@ -372,4 +372,4 @@ def test_benchmark_runs(tmp_path):
     subprocess.run([*command, str(out)], check=True, capture_output=True, timeout=1800)
     record = json.loads(out.read_text("utf-8"))
     assert [line["step"] for line in record["ladder"]] == list(_ladder_on("cpu"))
-    assert list(record["ceiling"]) == _fast_kinds("cpu")
+    assert list(record["ceiling"]) == fast_kinds("cpu")

@@ -16,17 +16,14 @@ import small_runs
 import torch
 from small_runs import FEW, SMALL, tiny
 
-from transformer_lib import training
+from transformer_lib import machine, training
 from transformer_lib.batches import Prepared, TokenPairs, batches, tokenize_pairs
+from transformer_lib.machine import default_device
 from transformer_lib.objective import noam_lr
 from transformer_lib.runs import Progress, trainer
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import Update, fit
-from transformer_lib.transformer import (
-    Transformer,
-    TransformerConfig,
-    default_device,
-)
+from transformer_lib.transformer import Transformer, TransformerConfig
 
 # Fixtures that more than one file uses.
 data_dir = small_runs.data_dir
@@ -83,7 +80,7 @@ def test_bits_that_are_slow_on_the_gpu_are_told(
     monkeypatch, recwarn, capability, precision, fast
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    trainer._warn_of_slow_bits(precision, "cuda:0")
+    machine.warn_of_slow_bits(precision, "cuda:0")
     said = [str(one.message) for one in recwarn]
     if fast is None:
         assert not said
@@ -101,8 +98,8 @@ def test_bits_that_are_slow_on_the_cpu_are_told(
     monkeypatch, recwarn, bfloat16, precision, fast
 ):
     rates = {"float32": 50e9, "bfloat16": bfloat16}
-    monkeypatch.setattr(training, "_product_rates", lambda threads: rates)
-    trainer._warn_of_slow_bits(precision, "cpu")
+    monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
+    machine.warn_of_slow_bits(precision, "cpu")
     said = [str(one.message) for one in recwarn]
     assert len(said) == (fast is not None)
     for text in said:
@@ -118,7 +115,7 @@ def test_a_run_asks_whether_its_bits_are_slow_while_it_trains(
     def note(*given):
         asked.append(given)
 
-    monkeypatch.setattr(trainer, "_warn_of_slow_bits", note)
+    monkeypatch.setattr(trainer, "warn_of_slow_bits", note)
     for _ in range(2):  # the second one is finished, and only loaded
         train(tiny(precision="bfloat16"), tmp_path, device="cpu")
     assert asked == [("bfloat16", "cpu")]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import FEW, SMALL, VOCABULARY
 
-from transformer_lib import training
+from transformer_lib import machine, training
 from transformer_lib.batches import TokenPairs, make_batch, pack
 from transformer_lib.batches.plan import _flatten
 from transformer_lib.exercises.training import check_mean_loss
@@ -256,7 +256,7 @@ def test_each_switch_trains_as_the_plain_path(
 ])  # fmt: skip
 def test_precision_by_compute_capability(monkeypatch, major, wanted):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 5))
-    precision, why = training._native_precision("cuda")
+    precision, why = machine.native_precision("cuda")
     assert precision == wanted and f"{major}.5" in why
 
 
@@ -274,32 +274,32 @@ def test_precision_of_a_cpu_by_what_it_does_fast(
         asked.append(threads)
         return {"float32": float32, "bfloat16": bfloat16}
 
-    monkeypatch.setattr(training, "_product_rates", measured)
+    monkeypatch.setattr(machine, "product_rates", measured)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    precision, why = training._native_precision("cpu")
+    precision, why = machine.native_precision("cpu")
     assert precision == wanted and asked == [3]
     assert why == (
         f"{float32 / 1e9:.0f} GFLOP/s in float32, {bfloat16 / 1e9:.0f} in bfloat16"
     )
-    assert training._native_precision("meta")[0] == "float32" and asked == [3]
+    assert machine.native_precision("meta")[0] == "float32" and asked == [3]
 
 
 def test_a_product_is_timed_once_and_leaves_the_random_numbers(monkeypatch):
     """The clock says 1 s for each product in float32 and half of that in bfloat16."""
     now = itertools.accumulate(itertools.cycle([1.0, 1.0, 1.0, 0.5]))
     clock = types.SimpleNamespace(perf_counter=lambda: next(now))
-    monkeypatch.setattr(training, "time", clock)
-    training._product_rates.cache_clear()
+    monkeypatch.setattr(machine, "time", clock)
+    machine.product_rates.cache_clear()
     before = torch.get_rng_state()
-    rates = training._product_rates(1)
+    rates = machine.product_rates(1)
     assert rates == {
         "float32": 2 * 1280 * 256 * 1024,
         "bfloat16": 4 * 1280 * 256 * 1024,
     }
     assert torch.equal(before, torch.get_rng_state())
     monkeypatch.setattr(clock, "perf_counter", None)  # it is not asked again
-    assert training._product_rates(1) is rates
-    training._product_rates.cache_clear()
+    assert machine.product_rates(1) is rates
+    machine.product_rates.cache_clear()
 
 
 def test_accumulation_equals_one_big_batch(model, pairs):

@@ -563,11 +563,11 @@ def _check_torch() -> tuple:
     """Torch, how many threads it uses, and what the CPU computes fast."""
     import torch
 
-    from transformer_lib.training import _can_compile, _native_precision
+    from transformer_lib.machine import can_compile, native_precision
 
-    precision, why = _native_precision("cpu")
+    precision, why = native_precision("cpu")
     threads = f"{torch.__version__}, {torch.get_num_threads()} threads"
-    compiler = _can_compile("cpu")[1]
+    compiler = can_compile("cpu")[1]
     return True, (f"{threads}; precision {precision} suits this CPU: {why}; "
                   f"for compiled = true: {compiler}")  # fmt: skip
 
@@ -576,14 +576,14 @@ def _check_gpu() -> tuple:
     """A CUDA device, and the precision in which it is fast."""
     import torch
 
-    from transformer_lib.training import _can_compile, _native_precision
+    from transformer_lib.machine import can_compile, native_precision
 
     if not torch.cuda.is_available():
         return None, "none; everything runs on the CPU, training slowly"
     names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-    precision, why = _native_precision("cuda")
+    precision, why = native_precision("cuda")
     count = f"{torch.cuda.device_count()} x {', '.join(sorted(names))}"
-    compiler = _can_compile("cuda")[1]
+    compiler = can_compile("cuda")[1]
     return True, (f"{count}; set precision {precision}: {why}; for compiled = true: "
                   f"{compiler}")  # fmt: skip
 

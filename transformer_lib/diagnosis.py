@@ -40,11 +40,11 @@ from transformer_lib.evaluation import (
     chrf,
     sacre_bleu,
 )
+from .machine import PRECISIONS
 from .runs import Progress, Recipe, Run, load_pretrained, read_evidence
 from .runs.checkpoints import _load_tensors
 from .runs.folder import _find_pretrained, _newest_progress
 from .tokenizer import BOS, EOS, PAD, fold_text
-from .training import PRECISIONS
 from .transformer import evaluating
 
 # %% ../notebooks/16_diagnosis.ipynb #bdb6123b

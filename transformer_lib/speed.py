@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from .attention import scaled_dot_product_attention
 from .batches import Batch, TokenPairs, make_batch, pack, plan_batches
+from .machine import PRECISIONS, default_device, fast_kinds
 from .multihead import use_attention
 from transformer_lib.objective import (
     build_optimizer,
@@ -33,13 +34,8 @@ from transformer_lib.objective import (
     label_smoothed_cross_entropy,
 )
 from .tokenizer import PAD
-from transformer_lib.training import (
-    PRECISIONS,
-    _native_precision,
-    _product_rates,
-    hidden_states,
-)
-from .transformer import Transformer, default_device
+from .training import hidden_states
+from .transformer import Transformer
 
 # %% ../notebooks/21_speed.ipynb #10de5a30
 def _laps(
@@ -114,27 +110,6 @@ def matmul_ceiling(
         seconds += count * min(_laps(run, rounds, device)["product"])
         operations += count * 2 * tokens * before * after
     return operations / seconds
-
-
-def _fast_kinds(device: str | None = None) -> list[str]:
-    """The kinds of numbers that are worth a measurement: float32, and 16 bits.
-
-    Args:
-        device: As default_device says if None.
-
-    Returns:
-        "float32" and "bfloat16"; on a GPU that is fast in it alone "float16" in its
-        place; "float32" alone on a CPU that emulates bfloat16, at less than a tenth of
-        the speed.
-    """
-    device = default_device(device)
-    if device != "cpu":
-        old = device.startswith("cuda") and _native_precision(device)[0] == "float16"
-        return ["float32", "float16" if old else "bfloat16"]
-    rates = _product_rates(torch.get_num_threads())
-    emulated = rates["bfloat16"] < rates["float32"] / 10
-    return ["float32"] if emulated else ["float32", "bfloat16"]
-
 
 # %% ../notebooks/21_speed.ipynb #a2946582
 def _storages(values) -> list:
@@ -266,7 +241,7 @@ def _ladder(changes: dict[str, dict] = _LADDER) -> dict[str, _Steps]:
 def _ladder_on(device: str | None = None) -> dict[str, dict]:
     """The changes, the last of them in the 16 bits that a device has, if it has any."""
     *same, _ = _LADDER
-    bits = {kind: {"precision": kind} for kind in _fast_kinds(device)[1:]}
+    bits = {kind: {"precision": kind} for kind in fast_kinds(device)[1:]}
     return {name: _LADDER[name] for name in same} | bits
 
 # %% ../notebooks/21_speed.ipynb #9de20638

@@ -9,14 +9,9 @@ __all__ = ['fit', 'quick_translate', 'BatchLoss', 'Update', 'update', 'same_part
 
 # %% ../notebooks/12_training.ipynb #21fed34a
 import contextlib
-import functools
 import itertools
 import math
-import os
-import shutil
-import time
 from collections.abc import Sequence
-from importlib import util
 from typing import NamedTuple
 
 import torch
@@ -26,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .batches import Batch, Packed, TokenPairs, batches, pad
 from .decoder import causal_mask
+from .machine import PRECISIONS, summed_over_processes
 from transformer_lib.objective import (
     build_optimizer,
     chunked_cross_entropy,
@@ -207,7 +203,7 @@ def update(
     for parameters in optimizer.param_groups:
         parameters["lr"] = lr
     optimizer.zero_grad(set_to_none=True)
-    tokens = _summed_over_processes(sum(batch.num_tokens for batch in group))
+    tokens = summed_over_processes(sum(batch.num_tokens for batch in group))
     losses = _add_gradients(model, group, epsilon, tokens, precision, scale)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if scale != 1:
@@ -215,7 +211,7 @@ def update(
             gradient.div_(scale)
     norm = nn.utils.get_total_norm(gradients)
     *each, norm_now = torch.stack([*losses, norm.double()]).tolist()  # one wait
-    loss = _summed_over_processes(sum(each))
+    loss = summed_over_processes(sum(each))
     bad = next((i for i, x in enumerate(each) if not math.isfinite(x)), None)
     done = Update(loss, int(tokens), norm_now, bad)
     if done.finite:
@@ -259,11 +255,6 @@ def _add_gradients(
     return losses
 
 
-PRECISIONS = {
-    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-}  # fmt: skip
-
-
 def _check_update(lr: float, precision: str, clip: float, scale: float) -> None:
     """Refuse numbers with which no update can be made, and an unknown precision.
 
@@ -279,17 +270,6 @@ def _check_update(lr: float, precision: str, clip: float, scale: float) -> None:
     if precision not in PRECISIONS:
         known = " or ".join(map(repr, PRECISIONS))
         raise ValueError(f"precision={precision!r}: must be {known}.")
-
-# %% ../notebooks/12_training.ipynb #1fcf1296
-def _summed_over_processes(value: float, device: str | torch.device = "cpu") -> float:
-    """The sum of a number over all processes of a run; itself where there is one."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return value
-    if dist.get_backend() == "nccl":
-        device = torch.device("cuda", torch.cuda.current_device())
-    total = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(total)
-    return total.item()
 
 # %% ../notebooks/12_training.ipynb #87ec4acb
 def same_part(query: Tensor, key: Tensor) -> Tensor:
@@ -318,56 +298,6 @@ def hidden_states(model: Transformer, batch: Batch) -> Tensor:
     memory = model.encode(batch.src_ids, **reading)  # (B, S, D)
     return model.decode(batch.tgt_in, memory, batch.src_ids, **writing)
 
-# %% ../notebooks/12_training.ipynb #9acbc4e8
-@functools.cache
-def _product_rates(threads: int) -> dict[str, float]:
-    """How fast the CPU multiplies, in operations a second, in float32 and bfloat16.
-
-    Measured once in a process: the product of a feed-forward layer of width 256 on
-    1,280 tokens, its factors rounded on the way, as in training. Some 0.1 seconds;
-    one or two where bfloat16 is emulated.
-
-    Args:
-        threads: What torch.get_num_threads() gives; another number is measured anew.
-    """
-    tokens, weight = torch.ones(1280, 256), torch.ones(256, 1024)
-    seconds = {"float32": math.inf, "bfloat16": math.inf}
-    for _ in range(6):  # the first round is slow, the best one counts
-        for name, best in seconds.items():
-            if 0.1 < best < math.inf:  # so slow that one round tells
-                continue
-            began = time.perf_counter()
-            tokens.to(PRECISIONS[name]) @ weight.to(PRECISIONS[name])
-            seconds[name] = min(best, time.perf_counter() - began)
-    return {name: 2 * 1280 * 256 * 1024 / best for name, best in seconds.items()}
-
-# %% ../notebooks/12_training.ipynb #5d0e7c21
-def _native_precision(device: str | torch.device = "cpu") -> tuple[str, str]:
-    """The precision in which a device trains fastest, and why.
-
-    Args:
-        device: Such as "cpu", "cuda" or "cuda:1".
-
-    Returns:
-        "bfloat16", "float16" or "float32", and the reason.
-    """
-    device = torch.device(device)
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        if major >= 8:
-            return "bfloat16", f"compute capability {major}.{minor}: bfloat16 is native"
-        if major >= 7:
-            return "float16", (f"compute capability {major}.{minor}: tensor cores for "
-                               "float16, bfloat16 only emulated")  # fmt: skip
-        return "float32", f"compute capability {major}.{minor}: no tensor cores"
-    if device.type != "cpu":
-        return "float32", "no 16-bit products in hardware that this library knows of"
-    rates = _product_rates(torch.get_num_threads())
-    clearly = rates["bfloat16"] > 1.2 * rates["float32"]  # less is lost elsewhere
-    said = (f"{rates['float32'] / 1e9:.3g} GFLOP/s in float32, "
-            f"{rates['bfloat16'] / 1e9:.3g} in bfloat16")  # fmt: skip
-    return "bfloat16" if clearly else "float32", said
-
 # %% ../notebooks/12_training.ipynb #b6fb1b52
 def _compile_layers(model: Transformer) -> None:
     """Let torch.compile join the operations of encoder and decoder.
@@ -377,20 +307,6 @@ def _compile_layers(model: Transformer) -> None:
     """
     for stack in (model.encoder, model.decoder):
         stack.compile(dynamic=True)  # one code for all lengths
-
-
-def _can_compile(device: str | torch.device) -> tuple[bool, str]:
-    """Whether what torch.compile needs is here, and what that is.
-
-    Args:
-        device: Such as "cpu", "cuda" or "cuda:1".
-    """
-    if torch.device(device).type == "cuda":
-        there = util.find_spec("triton") is not None
-        return there, "triton" if there else "no triton"
-    names = [os.environ.get("CXX"), "g++", "clang++", "c++"]
-    found = [name for name in names if name and shutil.which(name)]
-    return bool(found), found[0] if found else "no C++ compiler"
 
 # %% ../notebooks/12_training.ipynb #a5a07a18
 @torch.inference_mode()

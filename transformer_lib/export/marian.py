@@ -28,6 +28,7 @@ from transformer_lib.export.common import (
     _quietly,
     _token_scores,
 )
+from ..machine import default_device
 from ..multihead import MultiHeadAttention
 from transformer_lib.storage import (
     put_back,
@@ -37,7 +38,7 @@ from transformer_lib.storage import (
     write_manifest,
 )
 from ..tokenizer import _SPECIAL, BOS, EOS, PAD, UNK, Tokenizer
-from ..transformer import Transformer, TransformerConfig, default_device
+from ..transformer import Transformer, TransformerConfig
 
 # %% ../../notebooks/22_export.ipynb #fc5cc88a
 @contextlib.contextmanager

@@ -37,7 +37,8 @@ from transformer_lib.looking_inside.weights import (
     head_statistics,
     watching,
 )
-from ..runs import environment_record, read_evidence
+from ..machine import environment_record
+from ..runs import read_evidence
 from ..runs.folder import _find_pretrained
 from ..storage import write_json
 from ..tokenizer import BOS, EOS, PAD, Tokenizer

@@ -2,7 +2,6 @@ from .checkpoints import Progress as Progress
 from .checkpoints import save_checkpoint as save_checkpoint
 from .checkpoints import load_checkpoint as load_checkpoint
 from .checkpoints import average_checkpoints as average_checkpoints
-from .folder import environment_record as environment_record
 from .folder import Run as Run
 from .folder import load_pretrained as load_pretrained
 from .folder import save_model as save_model

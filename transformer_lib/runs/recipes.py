@@ -14,9 +14,10 @@ from importlib import resources
 from pathlib import Path
 
 from ..batches.augment import _KINDS
+from ..machine import default_device, native_precision
 from ..storage import read_json
-from ..training import _native_precision
-from ..transformer import TransformerConfig, default_device
+from ..transformer import TransformerConfig
+
 
 # %% ../../notebooks/13_runs.ipynb #6b9f55d1
 @dataclass(frozen=True)
@@ -364,4 +365,4 @@ def _recipe_for_here(cls, name: str, run_dir: str | Path) -> Recipe:
     path = Path(run_dir) / "recipe.json"
     if path.is_file():
         return _read_recipe(path)
-    return cls.load(name, precision=_native_precision(default_device())[0])
+    return cls.load(name, precision=native_precision(default_device())[0])

@@ -8,19 +8,14 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/13_r
 __all__ = ['train', 'EarlyStopping', 'TensorBoard', 'WeightsAndBiases']
 
 # %% ../../notebooks/13_runs.ipynb #2de60ae0
-import atexit
 import contextlib
 import hashlib
 import math
-import os
 import queue
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +41,13 @@ from transformer_lib.batches.plan import (
     _plan_packed,
     _rename_pairs,
 )
+from transformer_lib.machine import (
+    Team,
+    environment_record,
+    processes,
+    summed_over_processes,
+    warn_of_slow_bits,
+)
 from ..multihead import MultiHeadAttention
 from ..objective import build_optimizer, noam_lr
 from transformer_lib.runs.checkpoints import (
@@ -68,7 +70,6 @@ from transformer_lib.runs.folder import (
     _public,
     _read_about,
     _sweep_run,
-    environment_record,
     load_pretrained,
 )
 from .recipes import Recipe
@@ -78,17 +79,10 @@ from transformer_lib.training import (
     BatchLoss,
     Update,
     _compile_layers,
-    _native_precision,
-    _summed_over_processes,
     update,
     validation_loss,
 )
-from transformer_lib.transformer import (
-    Transformer,
-    TransformerConfig,
-    _normal_weights,
-    default_device,
-)
+from ..transformer import Transformer, TransformerConfig, _normal_weights
 
 # %% ../../notebooks/13_runs.ipynb #9ec54f24
 _Batches = Callable[[int], Iterable[Batch]]  # of an epoch
@@ -144,16 +138,15 @@ def train(
     _check_request(recipe, run_dir, data_dir, max_seconds,
                    [batches, optimizer, schedule], callbacks)  # fmt: skip
     run_dir = Path(run_dir)
-    with _processes(device) as (rank, world_size, device), _held_folder(run_dir, rank):
-        trainer = _set_up(recipe, run_dir, data_dir, device, rank, world_size,
-                          optimizer)  # fmt: skip
+    with processes(device) as team, _held_folder(run_dir, team.rank):
+        trainer = _set_up(recipe, run_dir, data_dir, team, optimizer)
         trainer.schedule = schedule or trainer.schedule
         trainer.batches, trainer.callbacks = batches, callbacks
-        if rank == 0 and trainer.at.step < recipe.max_steps:
-            _warn_of_slow_bits(recipe.precision, device)
-        _run_loop(trainer, max_seconds, show and rank == 0)
-        _wait_for_all(world_size)
-        return Run.load(run_dir, device)
+        if team.rank == 0 and trainer.at.step < recipe.max_steps:
+            warn_of_slow_bits(recipe.precision, team.device)
+        _run_loop(trainer, max_seconds, show and team.rank == 0)
+        team.wait()
+        return Run.load(run_dir, team.device)
 
 # %% ../../notebooks/13_runs.ipynb #9ec54f25
 def _check_request(recipe, run_dir, data_dir, max_seconds, makers, callbacks) -> None:
@@ -179,26 +172,6 @@ def _check_request(recipe, run_dir, data_dir, max_seconds, makers, callbacks) ->
             f"{odd[0]!r} cannot be called: batches, optimizer, schedule and each of "
             "the callbacks must be functions."
         )
-
-
-def _warn_of_slow_bits(precision: str, device: str | torch.device) -> None:
-    """Warn where the 16 bits of a run are not those that its device is fast in.
-
-    A GPU that is fast in bfloat16 is fast in float16, too.
-
-    Args:
-        precision: The run's.
-        device: Where it trains.
-    """
-    if precision == "float32":
-        return
-    kind = {"cuda": "GPU", "cpu": "CPU"}.get(torch.device(device).type, "device")
-    fast, why = _native_precision(device)
-    if fast != precision and not (kind == "GPU" and fast == "bfloat16"):
-        warnings.warn(
-            f"{precision} is slow on this {kind} ({why}): a new run is faster in "
-            f"{fast} (--set precision={fast}).", stacklevel=3,
-        )  # fmt: skip
 
 # %% ../../notebooks/13_runs.ipynb #b98330a8
 def _ready_data(
@@ -499,7 +472,7 @@ def _run_loop(trainer: _Trainer, max_seconds: float, show: bool) -> None:
             at.seconds = before + time.monotonic() - began
             _show_progress(trainer.bar, since)
             over = at.step >= recipe.max_steps or at.seconds - before > max_seconds
-            over = _summed_over_processes(over) > 0  # all stop at the same update
+            over = summed_over_processes(over) > 0  # all stop at the same update
             if at.step % recipe.validate_every == 0 or over:
                 _validate_and_save(trainer, since)
                 over = _wants_to_stop(trainer) or over
@@ -510,7 +483,7 @@ def _wants_to_stop(trainer: _Trainer) -> bool:
     """Whether a callback asks for the end; process 0 asks them, and all obey."""
     asked, history = trainer.rank == 0, trainer.at.history
     said = [callback(history) for callback in trainer.callbacks if asked and history]
-    return _summed_over_processes(float(any(said))) > 0
+    return summed_over_processes(float(any(said))) > 0
 
 # %% ../../notebooks/13_runs.ipynb #e1717e6f
 @dataclass
@@ -671,10 +644,11 @@ def _other_rngs(trainer: _Trainer) -> list[dict]:
 
 # %% ../../notebooks/13_runs.ipynb #098f6bf9
 def _set_up(
-    recipe: Recipe, run_dir: Path, data_dir: str | Path | None, device: str,
-    rank: int, world_size: int, make_optimizer: Callable | None = None,
+    recipe: Recipe, run_dir: Path, data_dir: str | Path | None, team: Team,
+    make_optimizer: Callable | None = None,
 ) -> _Trainer:  # fmt: skip
     """Text, model, optimizer and state of a run, new or going on."""
+    rank, world_size, device = team
     if recipe.accumulate % world_size:
         raise ValueError(
             f"accumulate={recipe.accumulate}: {world_size} processes share the batches "
@@ -682,7 +656,7 @@ def _set_up(
         )
     if rank == 0:
         _check_folder(recipe, run_dir)
-    _wait_for_all(world_size)
+    team.wait()
     last, start = run_dir / "last.safetensors", None
     if recipe.start_from and not last.exists():
         start = load_pretrained(recipe.start_from, device)
@@ -756,46 +730,6 @@ def _start_weights(
             "prepare it with that model's tokenizer."
         )
     _load_weights(model, dict(start.named_parameters()))
-
-# %% ../../notebooks/13_runs.ipynb #9c58bee8
-@contextlib.contextmanager
-def _processes(device: str | None) -> Iterator[tuple[int, int, str]]:
-    """Join the processes that torchrun started, if it did.
-
-    Yields:
-        Number of this process, how many there are, and the device of this one.
-    """
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    device = default_device(device)
-    cuda = device.startswith("cuda")
-    if world_size == 1:
-        yield 0, 1, device
-        return
-    if cuda:
-        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-        torch.cuda.set_device(device)
-    if not dist.is_initialized():  # once a process: a second run joins the same group
-        kind = "nccl" if cuda else "gloo"
-        dist.init_process_group(kind, timeout=timedelta(minutes=10))
-        atexit.register(dist.destroy_process_group)
-    try:
-        yield dist.get_rank(), world_size, device if cuda else "cpu"
-    except BaseException:
-        atexit.register(_leave_at_once)
-        raise
-
-
-def _leave_at_once() -> None:
-    """End a process that failed, without the farewell that its partners wait for."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
-
-
-def _wait_for_all(world_size: int) -> None:
-    """Wait until each process has come this far."""
-    if world_size > 1:
-        dist.barrier()
 
 # %% ../../notebooks/13_runs.ipynb #35673058
 class EarlyStopping:
