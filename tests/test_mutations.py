@@ -83,7 +83,12 @@ EQUIVALENT = {
         "w_k = position_rotation(k, d_model).T": "float64 serves as well as float32",
     },
     "6.1": {"return place <= place[:, None]": "broadcasting adds axes in front"},
-    "6.3": {"causal = causal_mask(tgt_ids.shape[-1])": LAST},
+    "6.3": {
+        "causal = causal_mask(tgt_ids.shape[-1])": LAST,
+        "return causal & padding_mask(pad_id, tgt_ids)": (
+            "whether two numbers differ does not depend on which comes first"
+        ),
+    },
     "6.4": {"return torch.cat([start, tgt_ids[:, :-1]], dim=-1)": LAST},
     "7.2": {
         "words = table[ids] * math.sqrt(table.shape[-1])": LAST,
