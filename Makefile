@@ -34,7 +34,7 @@ LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml' \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: book test serve pdf export edit evidence lint dist colab lock clean distclean help \
+.PHONY: book check test serve pdf export edit evidence lint dist colab lock clean distclean help \
         env library notebooks check-sync FORCE
 
 # $(call step,name,command): one line with the time it took; its words where it fails.
@@ -50,6 +50,10 @@ book: env library notebooks $(STAMPS)/html  ## set up, run every chapter, build 
 	@echo
 	@echo "The book is built: file://$(CURDIR)/_build/html/index.html"
 	@echo "To read it with everything working: make serve"
+
+check: env check-sync lint  ## style, types, the library, and all tests that are fast: three minutes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+	  -m "not slow and not pages" $(TESTS)
 
 test: env check-sync lint notebooks $(STAMPS)/web  ## set up, and check everything that must hold
 	@$(BIN)/python book/_tools/browser.py || true  # what it lacks is said again at the end

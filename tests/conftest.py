@@ -11,7 +11,7 @@ import warnings
 import pytest
 import real_text
 from browser import HOW, find
-from built import AXE, HTML, wait_for_the_book
+from built import AXE, HTML, ROOT, wait_for_the_book
 from hypothesis import settings
 
 pytest.register_assert_rewrite("looks")
@@ -41,6 +41,10 @@ LONGEST = (
 )  # fmt: skip
 
 
+# Files and tests that take long, one a line; `make check` leaves them out.
+SLOW = (ROOT / "tests" / "slow.txt").read_text("utf-8").split("\n")
+SLOW = frozenset(line for line in SLOW if line and not line.startswith("#"))
+
 # What a test of the built book takes from tests/built.py.
 OF_THE_BOOK = ("HTML", "Page", "need_the_book")
 
@@ -50,6 +54,9 @@ def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
     for item in items:
+        test = f"{item.path.name}::{item.originalname}"
+        if {item.path.name, test} & SLOW:
+            item.add_marker("slow")
         if any(hasattr(item.module, name) for name in OF_THE_BOOK):
             item.add_marker("pages")
 
