@@ -279,7 +279,8 @@ def _open_tar_member(path: Path, member: str) -> Iterator[io.BufferedIOBase]:
             for info in tar:
                 names.append(info.name.removeprefix("./"))
                 if names[-1] == member and info.isfile():
-                    inner = io.BufferedReader(tar.extractfile(info).detach(), 1 << 18)
+                    raw = tar.extractfile(info).detach()  # type: ignore[union-attr]
+                    inner = io.BufferedReader(raw, 1 << 18)
                     yield gzip.open(inner) if member.endswith(".gz") else inner
                     return
         while stream.read(1 << 20):  # one that was cut short tells at its end

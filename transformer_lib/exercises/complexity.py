@@ -49,7 +49,7 @@ def check_attention_layer(attention_layer):
         expect(got == true, f"For n={n}, d={d} torch counts {true:,}, you say {got:,}.")
 
 # %% ../../notebooks/under_the_hood/23_complexity.ipynb #62dedf52
-def slope(xs: list[float], ys: list[float]) -> float:
+def slope(xs: list, ys: list) -> float:
     """Slope of the straight line that fits best."""
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     up = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))

@@ -87,7 +87,7 @@ def ngram_figure(
     """
     import matplotlib.pyplot as plt
 
-    data = [
+    data: list[dict] = [
         {"hypothesis": list(said), "reference": list(meant),
          "bleu": round(bleu([said], [meant]), 2),
          "grams": [_counted_ngrams(said, meant, n) for n in range(1, 5)]}

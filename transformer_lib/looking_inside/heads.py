@@ -228,7 +228,8 @@ def _clause_words(clause: _Clause, question: bool) -> tuple[list[str], list, dic
     statement, helper, bare = clause.english
     no = ["cannot"] if helper == "can" else [helper, "not"]
     no = no if clause.negated else []
-    subject, thing = clause.subject.english.split(), clause.object.english.split()
+    subject = clause.subject.english.split()
+    thing = clause.object.english.split() if clause.object else []
     before = [helper] if question else []
     middle = [*no, *bare.split()] if question or no else statement.split()
     words = [*before, *subject, *middle, *thing]

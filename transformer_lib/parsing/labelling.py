@@ -195,7 +195,7 @@ class LabelTask:
         triples = batch.tgt_out[:, :-1].to(device)  # (B, W): the end is no word
         real = triples > EOS
         labels = self.table.to(device)[triples[real] - EOS - 1]  # (N, 3)
-        loss = 0.0
+        loss = torch.zeros((), device=device)
         for kind, logits in enumerate(model(batch.src_ids)):
             loss = loss + nn.functional.cross_entropy(
                 logits[real].float(), labels[:, kind], label_smoothing=epsilon
@@ -217,7 +217,7 @@ class LabelTask:
             max_tokens: Source tokens that are parsed at a time.
         """
         leaves = [_sentence_leaves(sentence) for sentence in sentences]
-        words = ([leaf.word for leaf in row] for row in leaves)
+        words = ([leaf.word or "" for leaf in row] for row in leaves)
         texts = [_source_text(row, self.tokenizer) for row in words]
         ids = self.tokenizer.encode_all(texts)
         order, parses = sorted(range(len(ids)), key=lambda i: -len(ids[i])), {}
@@ -229,8 +229,10 @@ class LabelTask:
                 best = torch.stack([one.argmax(dim=-1) for one in logits], dim=-1)
                 for i, row in zip(now, best.tolist(), strict=True):
                     row = row[: len(leaves[i])]
-                    labels = [[k[x] for k, x in zip(self.kinds, one, strict=True)]
-                              for one in row]  # fmt: skip
+                    labels: list = [
+                        [k[x] for k, x in zip(self.kinds, one, strict=True)]
+                        for one in row
+                    ]
                     tree = _tree_of_labels(labels, leaves[i])
                     parses[i] = Parse(tree, linearize(tree), "")
         return [parses[i] for i in range(len(ids))]

@@ -132,7 +132,7 @@ def _prepare_trees(
     some = [*banks["train"].trees, *islice(_further_trees(more), _TREES_FOR_VOCABULARY)]
     tokenizer = train_tree_tokenizer(some, vocab_size, form)
     del some
-    corpus = {split: str(folder / f"{split}.tsv") for split in banks}
+    corpus: dict = {split: str(folder / f"{split}.tsv") for split in banks}
     for split, path in corpus.items():
         further = _further_trees(more if split == "train" else ())
         with whole_file(path, "w") as file:
@@ -279,7 +279,7 @@ def _slot_search(
     limits = 2 * torch.tensor(num_words, device=src_ids.device)
     with evaluating(model), torch.inference_mode():
         steps = _ValidSlots(CachedSteps(model, src_ids), tokenizer, num_words)
-        return search(steps, limits, beam_size, alpha=0.0)
+        return search(steps, limits, beam_size, alpha=0.0)  # type: ignore[arg-type]
 
 # %% ../../notebooks/26_parsing.ipynb #74a28070
 @dataclass(frozen=True)
@@ -337,7 +337,8 @@ def parse(
     for i, row in enumerate(leaves):
         if not row:
             raise ValueError(f"sentence {i} has no words.")
-    texts = [_source_text((leaf.word for leaf in row), tokenizer) for row in leaves]
+    words = ([leaf.word or "" for leaf in row] for row in leaves)
+    texts = [_source_text(row, tokenizer) for row in words]
     ids = tokenizer.encode_all(texts)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     form = _form_of(tokenizer)
@@ -398,7 +399,7 @@ def evaluate_parser(
     if not trees:
         raise ValueError("there are no trees to score.")
     parses = parse(trees, model, tokenizer, **settings)
-    groups = {"all": range(len(trees))}
+    groups: dict[str, Sequence[int]] = {"all": range(len(trees))}
     if max_length is not None:
         sizes = [tokenizer.encode_all(_tree_pair(tree, tokenizer)) for tree in trees]
         long = [max(map(len, pair)) > max_length for pair in sizes]

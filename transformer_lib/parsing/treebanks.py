@@ -110,7 +110,7 @@ def _craft_archive(path: Path, name: str, called: str) -> list[Tree]:
 
             def read(member: str) -> str:
                 file = archive.extractfile(members[member])
-                return file.read().decode("utf-8")
+                return file.read().decode("utf-8")  # type: ignore[union-attr]
 
             trees = []
             for article in read(_CRAFT_IDS.format(name)).split():
@@ -238,6 +238,7 @@ def load_trees(
         )
     if folder is not None and name != "wsj":
         raise ValueError(f"folder={str(folder)!r}: only wsj is read from a folder.")
+    trees: list[Tree] | tuple[Tree, ...]
     if name == "wsj":
         trees, origin = _load_wsj(split, folder)
         licence = _WSJ_LICENCE

@@ -39,7 +39,7 @@ class Tree:
     @property
     def words(self) -> list[str]:
         """Its words, from left to right."""
-        return [leaf.word for leaf in self.leaves()]
+        return [leaf.word for leaf in self.leaves() if leaf.word is not None]
 
     def __str__(self) -> str:
         """The tree in Penn brackets, on one line; a parenthesis in it is -LRB-."""
@@ -329,14 +329,14 @@ class BracketScore:
 
         Source: EVALB, with COLLINS.prm.
         """
-        gold, parsed = clean_tree(gold), clean_tree(parsed)
-        if gold is None or parsed is None:
+        right, found = clean_tree(gold), clean_tree(parsed)
+        if right is None or found is None:
             raise ValueError("a tree holds no word, so there is nothing to compare.")
-        if gold.words != parsed.words:
+        if right.words != found.words:
             raise ValueError(
-                f"the trees have different words: {' '.join(gold.words)!r} and "
-                f"{' '.join(parsed.words)!r}."
+                f"the trees have different words: {' '.join(right.words)!r} and "
+                f"{' '.join(found.words)!r}."
             )
-        counted = [leaf.label not in _PUNCTUATION for leaf in gold.leaves()]
-        a, b = _brackets(gold, counted), _brackets(parsed, counted)
+        counted = [leaf.label not in _PUNCTUATION for leaf in right.leaves()]
+        a, b = _brackets(right, counted), _brackets(found, counted)
         return cls((a & b).total(), a.total(), b.total(), int(a == b), 1)
