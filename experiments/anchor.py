@@ -37,7 +37,7 @@ from transformer_lib.batches import (
     plan_batches,
     tokenize_pairs,
 )
-from transformer_lib.command_line import _recipe_asked
+from transformer_lib.command_line import recipe_for
 from transformer_lib.corpora import load_corpus
 from transformer_lib.export import to_marian
 from transformer_lib.export.marian import _marian_config
@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    recipe = _recipe_asked(asked)
+    recipe = recipe_for(asked.recipe, asked.data, asked.set)
     record = run(
         recipe, asked.run_dir, asked.device, asked.split, asked.data, asked.begin
     )

@@ -25,7 +25,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib.batches import Batch, make_batch, pad, plan_batches, tokenize_pairs
-from transformer_lib.command_line import _recipe_asked
+from transformer_lib.command_line import recipe_for
 from transformer_lib.complexity import Convolutional, Recurrent
 from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import FullSteps, output_limits, search
@@ -206,4 +206,5 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     asked = arguments()
-    write_json(asked.out, run(asked.kind, _recipe_asked(asked), asked))
+    recipe = recipe_for(asked.recipe, asked.data, asked.set)
+    write_json(asked.out, run(asked.kind, recipe, asked))

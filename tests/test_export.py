@@ -1010,7 +1010,7 @@ def test_threads_that_no_machine_has(tmp_path, open_model, threads):
 def test_all_exports_are_proved(tmp_path):
     model, tokenizer = small_model()
     folders = export_module.export_model(model, tokenizer, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == set(export_module._EXPORTS)
+    assert {path.name for path in tmp_path.iterdir()} == set(export_module.EXPORTS)
     apart = export_module.prove(model, tokenizer, folders, ["", *TEXTS])
     assert apart.keys() == folders.keys()
     assert all(x < 1e-4 for kind, x in apart.items() if "int8" not in kind)

@@ -90,7 +90,7 @@ def test_arrows_run_downward():
         assert name in numbers, f"{name} is exported by no chapter"
         for other in imported(path) - METHODS.get(name, set()):
             later = other in numbers and numbers[other] > numbers[name]
-            if later and name != EVERY_ROOM:
+            if later and not name.startswith(f"{EVERY_ROOM}."):
                 upward.append(f"{name} imports {other}")
     assert not upward
 

@@ -6,7 +6,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/15_e
 
 # %% auto #0
 __all__ = ['bleu', 'Score', 'sacre_bleu', 'sentence_bleu', 'tokenized_bleu', 'chrf', 'Interval', 'bootstrap_interval',
-           'Comparison', 'paired_bootstrap', 'perplexity', 'evaluate']
+           'Comparison', 'paired_bootstrap', 'perplexity', 'evaluate', 'scores_text']
 
 # %% ../notebooks/15_evaluation.ipynb #153a902e
 import math
@@ -601,6 +601,22 @@ def evaluate(
         "seconds": seconds,
         "outputs": outputs,
     }
+
+
+def scores_text(record: dict) -> str:
+    """The scores of a record, one a line, each with its signature."""
+    scores = {name: record[name] for name in ("BLEU", "chrF2", "chrF++")}
+    lines = [f"{k:8}{v['value']:7.2f}  {v['signature']}" for k, v in scores.items()]
+    if record["BLEU"]["note"]:
+        lines.insert(1, " " * 8 + record["BLEU"]["note"])
+    if record["perplexity"] is not None:
+        without = record["perplexity_left_out"]
+        lines.append(f"{'ppl':8}{record['perplexity']:7.2f}  per reference token"
+                     + f", without {without:,} pairs too long for it" * (without > 0))
+    count, seconds = record["sentences"], record["seconds"]
+    pace = record["tokens"] / seconds if seconds else math.nan
+    lines.append(f"{count:,} sentences, {seconds:.1f} s, {pace:,.0f} tokens/s")
+    return "\n".join(lines)
 
 
 def _checked_pairs(

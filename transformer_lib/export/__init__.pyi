@@ -1,5 +1,8 @@
 from .ctranslate2 import CTranslate2Model as CTranslate2Model
+from .exporter import EXPORTS as EXPORTS
 from .exporter import export_model as export_model
+from .exporter import need_packages as need_packages
+from .exporter import unseen_sentences as unseen_sentences
 from .exporter import prove as prove
 from .int8 import to_int8 as to_int8
 from .marian import to_marian as to_marian

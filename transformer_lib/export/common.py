@@ -50,7 +50,7 @@ def _check_export(
         model: The model.
         tokenizer: Its tokenizer.
         folder: Where to.
-        kind: One of _EXPORTS.
+        kind: One of EXPORTS.
 
     Raises:
         ValueError: What is wrong, and what to do.
