@@ -385,6 +385,30 @@ def test_longer_than_learned_positions():
             model(ids(1, source), ids(1, target))
 
 
+def checks_of(model, *inputs):
+    """How many guards of the library run in a forward pass."""
+    ran = []
+
+    def watch(frame, event, _):
+        code = frame.f_code
+        guard = code.co_name.startswith("_check")
+        if event == "call" and guard and "transformer_lib" in code.co_filename:
+            ran.append(code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        model(*inputs)
+    finally:
+        sys.setprofile(before)
+    return len(ran)
+
+
+def test_guards_stand_at_the_door_and_not_in_each_layer():
+    counts = [checks_of(make(num_layers=n), ids(2, 4), ids(2, 3)) for n in (1, 5)]
+    assert 0 < counts[0] == counts[1] <= 6
+
+
 @pytest.mark.parametrize(
     "mask", [torch.ones(4, 4), torch.ones(2, 4, 4).bool(), [[True]]]
 )
