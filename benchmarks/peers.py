@@ -48,6 +48,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -69,9 +70,9 @@ from training import (
 from transformer_lib import training as library
 from transformer_lib.batches import Prepared, make_batch, pack, plan_batches
 from transformer_lib.corpora import CorpusUnavailable, load_corpus
-from transformer_lib.machine import environment_record
+from transformer_lib.machine import Team, environment_record
 from transformer_lib.objective import build_optimizer
-from transformer_lib.runs import Recipe, trainer
+from transformer_lib.runs import Recipe, set_up, trainer
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD, UNK
 from transformer_lib.transformer import Transformer, TransformerConfig, torch_twin
@@ -173,18 +174,21 @@ class Ours(Peer):
         )
         with tempfile.TemporaryDirectory() as run_dir:
             run = Path(run_dir)
-            self.trainer = trainer._set_up(recipe, run, asked.data, "cpu", 0, 1)
-        self.model, self.shared = self.trainer.model.train(), self.trainer.shared
-        self.optimizer = self.trainer.optimizer
+            self.data, self.model, self.state = set_up(recipe, run, asked.data, Team())
+        self.recipe, self.shared = recipe, self.state.shared
+        self.rate = partial(trainer._rate_at, recipe, self.model.train().config.d_model)
+        self.optimizer = self.state.optimizer
         super().begin(ready, plan, asked)
-        self.trainer.at.batch = asked.first * asked.updates
+        self.state.at.batch = asked.first * asked.updates
 
     def timed(self, places):
         start, busy = time.perf_counter(), time.process_time()
         for place, batches in itertools.islice(self.coming, len(places)):
-            trainer._one_update(self.trainer, place, batches)
+            trainer._one_update(
+                self.recipe, self.model, self.state, self.rate, place, batches
+            )
         spent = time.perf_counter() - start, time.process_time() - busy
-        assert self.trainer.at.batch == places.stop  # equal batches
+        assert self.state.at.batch == places.stop  # equal batches
         assert place[0].indices == list(self.plan[places[-1]])
         return spent
 
@@ -374,8 +378,10 @@ def contend(asked) -> None:
     peer.begin(ready, plan, asked)
     with contextlib.ExitStack() as stack:
         if isinstance(peer, Ours):
-            ahead = trainer._groups(peer.trainer), peer.trainer.recipe.prefetch
-            peer.coming = stack.enter_context(trainer._made_ahead(*ahead))
+            groups = trainer._groups(peer.recipe, peer.data, peer.model, peer.state)
+            peer.coming = stack.enter_context(
+                trainer._made_ahead(groups, peer.recipe.prefetch)
+            )
         for line in sys.stdin:
             places = range(int(line) * asked.updates, (int(line) + 1) * asked.updates)
             seconds, busy = peer.timed(places)

@@ -43,7 +43,8 @@ from transformer_lib.export import to_marian
 from transformer_lib.export.marian import _marian_config
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import Recipe
-from transformer_lib.runs.trainer import _all_pairs, _data_record, _rate_at, _ready_data
+from transformer_lib.runs.setup import _all_pairs, _data_record, _ready_data
+from transformer_lib.runs.trainer import _rate_at
 from transformer_lib.storage import whole_file, write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig

@@ -34,7 +34,8 @@ from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import Progress, Recipe, load_checkpoint, save_checkpoint
 from transformer_lib.runs.checkpoints import _load_tensors, _load_weights, _save_tensors
-from transformer_lib.runs.trainer import _data_record, _rate_at, _ready_data
+from transformer_lib.runs.setup import _data_record, _ready_data
+from transformer_lib.runs.trainer import _rate_at
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
 from transformer_lib.training import BatchLoss, update, validation_loss

@@ -29,7 +29,7 @@ from transformer_lib.export import exporter
 from transformer_lib.parsing import read_trees
 from transformer_lib.runs import Recipe, Run
 from transformer_lib.runs.checkpoints import _load_tensors, _save_tensors
-from transformer_lib.runs.trainer import _check_prepared
+from transformer_lib.runs.setup import _check_prepared
 from transformer_lib.storage import whole_file, write_manifest
 from transformer_lib.translator import Translator
 
@@ -348,7 +348,7 @@ OPTIONS = [option for option, takes_value in ALL_OPTIONS.items() if takes_value]
 DATA = ["--data", "data"]
 EARLY = {  # command, where it writes -> the rest of what is asked, and the work
     ("prepare", "--out"): (["--corpus", "grammar-en-de"], "tokenizer.Tokenizer.train"),
-    ("train", "--run"): (["small", *DATA, *TINY], "runs.trainer._ready_data"),
+    ("train", "--run"): (["small", *DATA, *TINY], "runs.setup._ready_data"),
     ("average", "--out"): (["run"], "runs.average_checkpoints"),
     ("translate", "--output"): (["run", "one.en"], "translator.Translator.stream"),
     ("evaluate", "--json"): (

@@ -14,7 +14,8 @@ import torch
 
 from transformer_lib.batches import prepare
 from transformer_lib.corpora import grammar_split
-from transformer_lib.runs import Recipe, Run, train, trainer
+from transformer_lib.machine import Team
+from transformer_lib.runs import Recipe, Run, set_up, train
 from transformer_lib.runs.checkpoints import _load_tensors
 from transformer_lib.runs.folder import _RUN_FILES
 from transformer_lib.storage import DamagedFile, write_json, write_manifest
@@ -439,7 +440,7 @@ def test_two_processes_are_one_with_accumulation(corpus, data_dir, tmp_path):
 def test_processes_that_cannot_share_the_batches_are_told(corpus, data_dir, tmp_path):
     recipe = recipe_of(corpus, accumulate=3)
     with pytest.raises(ValueError, match="accumulate=3: 2 processes.*multiple of 2"):
-        trainer._set_up(recipe, tmp_path, data_dir, "cpu", 0, 2)
+        set_up(recipe, tmp_path, data_dir, Team(0, 2, "cpu"))
 
 
 @pytest.fixture(scope="module")

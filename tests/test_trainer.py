@@ -20,7 +20,7 @@ from transformer_lib import machine, training
 from transformer_lib.batches import Prepared, TokenPairs, batches, tokenize_pairs
 from transformer_lib.machine import default_device
 from transformer_lib.objective import noam_lr
-from transformer_lib.runs import Progress, trainer
+from transformer_lib.runs import Progress, setup, trainer
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import Update, fit
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -184,7 +184,7 @@ def test_float16_halves_the_scale_until_the_gradient_fits(train, tmp_path, monke
 
     monkeypatch.setattr(trainer, "update", watched)
     start = {"scale": 2.0**40}
-    monkeypatch.setattr(trainer, "Progress", lambda **at: Progress(**start | at))
+    monkeypatch.setattr(setup, "Progress", lambda **at: Progress(**start | at))
     run = train(tiny(precision="float16"), tmp_path)
     tried = [finite for _, finite, _ in calls]
     skipped = tried.count(False)
@@ -236,13 +236,13 @@ def test_dropout_begins_late(train, tmp_path):
 def test_first_weights_of_another_size(train, monkeypatch, tmp_path):
     """Only where a recipe asks for it; a run that goes on keeps what it learned."""
     began = []
-    normal = trainer._normal_weights
+    normal = setup._normal_weights
 
     def noted(model, std):
         began.append(std)
         normal(model, std)
 
-    monkeypatch.setattr(trainer, "_normal_weights", noted)
+    monkeypatch.setattr(setup, "_normal_weights", noted)
     usual = train(tiny(max_steps=2), tmp_path / "usual")
     assert not began
     small = train(tiny(max_steps=2, initial_std=0.02), tmp_path / "small")
@@ -261,7 +261,7 @@ def test_fast_dropout_is_dropout(p, dtype):
     """Held against nn.Dropout: how many are zero, what the others are, the gradient."""
     torch.manual_seed(0)
     x = torch.randn(401, 997, dtype=dtype).requires_grad_()
-    ours, theirs = trainer._FastDropout(p)(x), torch.nn.Dropout(p)(x)
+    ours, theirs = setup._FastDropout(p)(x), torch.nn.Dropout(p)(x)
     share = (ours == 0).double().mean().item()
     assert share == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / x.numel()))
     both = (ours != 0) & (theirs != 0)
@@ -281,7 +281,7 @@ def test_fast_dropout_is_dropout(p, dtype):
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (3,), (5, 7), (2, 3, 9)])
 def test_fast_dropout_takes_any_shape_and_is_off_where_it_should_be(shape):
-    drop, x = trainer._FastDropout(0.25), torch.ones(shape)
+    drop, x = setup._FastDropout(0.25), torch.ones(shape)
     assert drop(x).shape == x.shape
     kept = drop(x).flatten()
     torch.testing.assert_close(kept[kept != 0], x.flatten()[kept != 0] / 0.75)
@@ -290,8 +290,8 @@ def test_fast_dropout_takes_any_shape_and_is_off_where_it_should_be(shape):
     torch.manual_seed(1)
     assert torch.equal(drop(x), one)
     assert torch.equal(drop.eval()(x), x)
-    assert torch.equal(trainer._FastDropout(0.0)(x), x)
-    assert torch.equal(trainer._FastDropout(1.0)(x), torch.zeros(shape))
+    assert torch.equal(setup._FastDropout(0.0)(x), x)
+    assert torch.equal(setup._FastDropout(1.0)(x), torch.zeros(shape))
 
 
 def test_a_run_with_fast_dropout_learns_otherwise_and_only_through_dropout(
@@ -373,7 +373,7 @@ def test_copies_with_made_up_names_are_read_in_training():
     tokenizer = Tokenizer.train([side for pair in text * 2 for side in pair], 300)
     ready = SimpleNamespace(train=tokenize_pairs(text, tokenizer), tokenizer=tokenizer)
     count = {
-        share: len(trainer._all_pairs(tiny(renamed=share, joined=1.0), ready))
+        share: len(setup._all_pairs(tiny(renamed=share, joined=1.0), ready))
         for share in (0.0, 2.0)
     }
     assert count == {0.0: 4, 2.0: 12}  # copies first; they are joined like the others

@@ -182,6 +182,10 @@ class Team(NamedTuple):
         if self.size > 1:
             dist.barrier()
 
+    def any(self, holds: bool) -> bool:
+        """Whether something holds in one of the processes; all learn of it."""
+        return summed_over_processes(float(holds)) > 0
+
 
 @contextlib.contextmanager
 def processes(device: str | None) -> Iterator[Team]:

@@ -1,4 +1,4 @@
-"""All that chapter 13 offers: checkpoints, folder, recipes, trainer.
+"""All that chapter 13 offers: checkpoints, folder, recipes, setup, trainer.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/13_runs.html"""
 

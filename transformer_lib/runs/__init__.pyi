@@ -9,6 +9,10 @@ from .folder import runs_folder as runs_folder
 from .folder import read_evidence as read_evidence
 from .folder import recorded_outputs as recorded_outputs
 from .recipes import Recipe as Recipe
+from .setup import Batches as Batches
+from .setup import Data as Data
+from .setup import State as State
+from .setup import set_up as set_up
 from .trainer import train as train
 from .trainer import EarlyStopping as EarlyStopping
 from .trainer import TensorBoard as TensorBoard

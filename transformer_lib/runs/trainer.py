@@ -9,12 +9,11 @@ __all__ = ['train', 'EarlyStopping', 'TensorBoard', 'WeightsAndBiases']
 
 # %% ../../notebooks/13_runs.ipynb #2de60ae0
 import contextlib
-import hashlib
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,70 +21,29 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 from tqdm import tqdm
 
-from transformer_lib.batches import (
-    Batch,
-    Prepared,
-    TokenPairs,
-    make_batch,
-    pack,
-    prepare,
-    vary_pairs,
-)
-from transformer_lib.batches.plan import (
-    _join_pairs,
-    _plan_by_length,
-    _plan_packed,
-    _rename_pairs,
-)
-from transformer_lib.machine import (
-    Team,
-    environment_record,
-    processes,
-    summed_over_processes,
-    warn_of_slow_bits,
-)
+from ..batches import Batch, TokenPairs, make_batch, pack
+from ..batches.plan import _plan_by_length, _plan_packed
+from ..machine import Team, processes, warn_of_slow_bits
 from ..multihead import MultiHeadAttention
-from ..objective import build_optimizer, noam_lr
+from ..objective import noam_lr
 from transformer_lib.runs.checkpoints import (
     Progress,
     _drop_steps,
     _keep_step,
-    _load_weights,
     _random_states,
     _save_tensors,
-    load_checkpoint,
     save_checkpoint,
 )
-from transformer_lib.runs.folder import (
-    Run,
-    _check_folder,
-    _claim_folder,
-    _held_folder,
-    _known_files,
-    _mend_best,
-    _public,
-    _read_about,
-    _sweep_run,
-    load_pretrained,
-)
+from .folder import Run, _held_folder
 from .recipes import Recipe
-from ..storage import DamagedFile
-from ..tokenizer import Tokenizer
-from transformer_lib.training import (
-    BatchLoss,
-    Update,
-    _compile_layers,
-    update,
-    validation_loss,
-)
-from ..transformer import Transformer, TransformerConfig, _normal_weights
+from .setup import Batches, Data, State, set_up
+from ..training import Update, update, validation_loss
+from ..transformer import Transformer
 
 # %% ../../notebooks/13_runs.ipynb #9ec54f24
-_Batches = Callable[[int], Iterable[Batch]]  # of an epoch
 _Callback = Callable[[list[dict]], bool | None]  # of the history
 
 
@@ -97,7 +55,7 @@ def train(
     max_seconds: float = math.inf,
     show: bool = True,
     *,
-    batches: _Batches | None = None,
+    batches: Batches | None = None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     schedule: Callable[[int], float] | None = None,
     callbacks: Sequence[_Callback] = (),
@@ -139,12 +97,28 @@ def train(
                    [batches, optimizer, schedule], callbacks)  # fmt: skip
     run_dir = Path(run_dir)
     with processes(device) as team, _held_folder(run_dir, team.rank):
-        trainer = _set_up(recipe, run_dir, data_dir, team, optimizer)
-        trainer.schedule = schedule or trainer.schedule
-        trainer.batches, trainer.callbacks = batches, callbacks
-        if team.rank == 0 and trainer.at.step < recipe.max_steps:
+        data, model, state = set_up(recipe, run_dir, data_dir, team, batches, optimizer)
+        at, rate = state.at, schedule or partial(_rate_at, recipe, model.config.d_model)
+        if team.rank == 0 and at.step < recipe.max_steps:
             warn_of_slow_bits(recipe.precision, team.device)
-        _run_loop(trainer, max_seconds, show and team.rank == 0)
+        began, until = time.monotonic() - at.seconds, at.seconds + max_seconds
+        over = at.step >= recipe.max_steps or _wants_to_stop(state, callbacks)
+        ahead = _made_ahead(_groups(recipe, data, model, state), recipe.prefetch)
+        since = _Window()
+        model.train()
+        # Both end with the loop, also where it is interrupted: a bar that stays open
+        # would push the next one down the page.
+        with _bar(recipe, at, show and team.rank == 0) as bar, ahead as ready:
+            while not over:
+                done = _one_update(recipe, model, state, rate, *next(ready))
+                since.add(done, time.monotonic())
+                at.seconds = time.monotonic() - began
+                _show_progress(bar, since)
+                over = team.any(at.step >= recipe.max_steps or at.seconds > until)
+                if at.step % recipe.validate_every == 0 or over:
+                    _validate_and_save(recipe, data, model, state, since, bar)
+                    over = _wants_to_stop(state, callbacks) or over
+                    at.seconds, since = time.monotonic() - began, _Window()
         team.wait()
         return Run.load(run_dir, team.device)
 
@@ -171,99 +145,6 @@ def _check_request(recipe, run_dir, data_dir, max_seconds, makers, callbacks) ->
         raise ValueError(
             f"{odd[0]!r} cannot be called: batches, optimizer, schedule and each of "
             "the callbacks must be functions."
-        )
-
-# %% ../../notebooks/13_runs.ipynb #b98330a8
-def _ready_data(
-    recipe: Recipe, run_dir: Path, data_dir: str | Path | None = None,
-    start: Tokenizer | None = None,
-) -> Prepared:  # fmt: skip
-    """The token pairs of a run: prepared once, checked each time.
-
-    Args:
-        recipe: Says which text, and how it is cut.
-        run_dir: Folder of the run. A tokenizer.model that lies there is used.
-        data_dir: A folder that prepare wrote; run_dir / "data" if None.
-        start: The tokenizer of the model that the run starts from, if there is one.
-
-    Raises:
-        ValueError: If the folder is damaged, was prepared for other settings, or
-            leaves no pairs; it names the file.
-    """
-    folder = Path(data_dir or run_dir / "data")
-    own = run_dir / "tokenizer.model"
-    dead = (run_dir / "recipe.json").exists() and not _known_files(run_dir)
-    binds = own.exists() and not dead  # a try that got no further binds nothing
-    if data_dir is None and not (folder / "data.json").exists():
-        known = Tokenizer.load(own) if binds else start
-        prepare(recipe.corpus, folder, recipe.vocab_size, recipe.kind,
-                recipe.max_length, known, max_words=recipe.max_words,
-                max_pairs=recipe.max_pairs, sample=recipe.sample,
-                copies=recipe.copies)  # fmt: skip
-    ready = Prepared.load(folder, verify=True)
-    _check_prepared(recipe, ready, folder)
-    if binds and own.read_bytes() != ready.tokenizer.model:
-        raise ValueError(
-            f"{folder} was prepared with another vocabulary than {own}, with which "
-            "this run began; choose another folder for the run or for the data."
-        )
-    _check_text(run_dir, ready, folder)
-    return ready
-
-# %% ../../notebooks/13_runs.ipynb #2dc2b828
-def _check_prepared(recipe: Recipe, ready: Prepared, folder: Path) -> None:
-    """Refuse prepared data that is not what a recipe asks for.
-
-    Raises:
-        ValueError: What the folder has and what the recipe says.
-    """
-    there = ready.data["settings"]
-    names = ("vocab_size", "kind", "max_length", "max_words", "max_pairs", "sample",
-             "copies")  # fmt: skip
-    for name in names:
-        wanted = getattr(recipe, name)
-        if there.get(name) != wanted and not (name == "kind" and "tokenizer" in there):
-            raise ValueError(
-                f"{folder} was prepared with {name}={there.get(name)!r}; recipe "
-                f"{recipe.name} says {wanted!r}."
-            )
-    for split, pairs in ("train", ready.train), ("valid", ready.valid):
-        if not len(pairs):
-            raise ValueError(f"{folder} holds no {split} pairs: too little text.")
-
-
-def _data_record(ready: Prepared) -> dict:
-    """What a run notes of its text: origin, licence, number of pairs, checksums.
-
-    A model that is given away takes this along, so files are named without folders.
-    """
-    keys = ("origin", "licence", "sha256", "corpus", "train_pairs", "valid_pairs")
-    record = {key: ready.data[key] for key in keys}
-    for split in ("train", "valid"):  # the token pairs as they are read
-        files = sorted(ready.data["files"].items())
-        sums = [file["sha256"] for name, file in files if name.startswith(f"{split}/")]
-        record[f"{split}_sha256"] = hashlib.sha256("".join(sums).encode()).hexdigest()
-    return _public(record)
-
-
-def _check_text(run_dir: Path, ready: Prepared, folder: Path) -> None:
-    """Refuse to go on with other token pairs than those that a run began with.
-
-    Raises:
-        ValueError: Which pairs differ, and what to do.
-    """
-    if not _known_files(run_dir) or not (run_dir / "about.json").exists():
-        return
-    known, found = _read_about(run_dir / "about.json")["data"], _data_record(ready)
-    names = {"train_sha256": "training", "valid_sha256": "validation"}
-    if not names.keys() <= known.keys():  # a run of an earlier version
-        names = {"sha256": "training", "valid_pairs": "validation"}
-    if odd := [s for name, s in names.items() if known.get(name) != found[name]]:
-        raise ValueError(
-            f"{folder} holds other {' and '.join(odd)} pairs than the run in {run_dir} "
-            "began with (their checksums differ). Give the old ones to go on with that "
-            "run, or another folder to begin a new one, which may start from the "
-            f"model in {run_dir} (--from)."
         )
 
 # %% ../../notebooks/13_runs.ipynb #e3ffa617
@@ -294,7 +175,7 @@ def _places(pairs: TokenPairs, recipe: Recipe, at: Progress) -> Iterator[_Place]
         epoch, number = epoch + 1, 0
 
 
-def _places_of(batches: _Batches, at: Progress) -> Iterator[_Place]:
+def _places_of(batches: Batches, at: Progress) -> Iterator[_Place]:
     """The same for batches that the reader brings: those that are done are left out."""
     epoch, done = at.epoch, at.batch
     while True:
@@ -353,14 +234,16 @@ def _made_ahead(items: Iterator, count: int) -> Iterator[Iterator]:
         thread.join()
 
 # %% ../../notebooks/13_runs.ipynb #e30211f2
-def _groups(trainer: "_Trainer") -> Iterator[tuple[list[_Place], list[Batch]]]:
+def _groups(
+    recipe: Recipe, data: Data, model: Transformer, state: State
+) -> Iterator[tuple[list[_Place], list[Batch]]]:
     """The batches of each update: where all are, and those of this process."""
-    recipe, pairs = trainer.recipe, trainer.train_pairs
-    device = next(trainer.model.parameters()).device
+    pairs, at, (rank, size, _) = data.train, state.at, state.team
+    device = next(model.parameters()).device
     pinned = device.type == "cuda"
     if pinned:
         torch.cuda.set_device(device)  # of this thread, whichever it is
-    own, at = trainer.batches, trainer.at
+    own = data.batches
     where = _places_of(own, at) if own else _places(pairs, recipe, at)
 
     def made(place: _Place) -> Batch:
@@ -372,7 +255,7 @@ def _groups(trainer: "_Trainer") -> Iterator[tuple[list[_Place], list[Batch]]]:
 
     while True:
         group = [next(where) for _ in range(recipe.accumulate)]
-        mine = [made(place) for place in group[trainer.rank :: trainer.world_size]]
+        mine = [made(place) for place in group[rank::size]]
         yield group, [batch.pin_memory() for batch in mine] if pinned else mine
 
 # %% ../../notebooks/13_runs.ipynb #5b5d6bfe
@@ -392,98 +275,25 @@ def _set_dropout(model: Transformer, on: bool) -> None:
         elif isinstance(module, MultiHeadAttention):
             module.dropout = config.attention_dropout if on else 0.0
 
-# %% ../../notebooks/13_runs.ipynb #fa57d0a1
-class _FastDropout(nn.Dropout):
-    """Dropout from 16 random bits for each number: on a CPU, and in training.
-
-    The probability is rounded to a multiple of 2^-16. Elsewhere it is nn.Dropout.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape; some numbers are 0, the others divided by their share."""
-        cut = round(self.p * 2**16)
-        if not (self.training and 0 < cut < 2**16) or x.device.type != "cpu":
-            return super().forward(x)
-        drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
-        drawn.random_(-(2**63), None)  # all 64 bits of each
-        bits = drawn.view(torch.int16)[: x.numel()].view(x.shape)
-        kept = (bits >= cut - 2**15).to(x.dtype)
-        return x * kept.mul_(2**16 / (2**16 - cut))
-
-# %% ../../notebooks/13_runs.ipynb #6566e5dd
-@dataclass
-class _Trainer:
-    """A run while it runs.
-
-    Args:
-        recipe: What was asked for.
-        run_dir: Its folder.
-        model: The model.
-        optimizer: Its optimizer.
-        at: Where the run stands.
-        train_pairs: What is trained on.
-        valid_pairs: What is not.
-        shared: The model with its loss, as the processes of this run share it.
-        schedule: The learning rate of an update, by its number from 1.
-        batches: The batches of an epoch, where the reader brings them.
-        callbacks: What is called after each validation.
-        rank: Number of this process; only process 0 writes.
-        world_size: How many processes there are.
-        dropout: Whether dropout is on; None if it was not set yet.
-        bar: The progress bar.
-    """
-
-    recipe: Recipe
-    run_dir: Path
-    model: Transformer
-    optimizer: torch.optim.Optimizer
-    at: Progress
-    train_pairs: TokenPairs
-    valid_pairs: TokenPairs
-    shared: nn.Module
-    schedule: Callable[[int], float]
-    batches: _Batches | None = None
-    callbacks: Sequence[_Callback] = ()
-    rank: int = 0
-    world_size: int = 1
-    dropout: bool | None = None
-    bar: tqdm | None = None
-
 # %% ../../notebooks/13_runs.ipynb #79004a0b
-def _run_loop(trainer: _Trainer, max_seconds: float, show: bool) -> None:
-    """Update until max_steps or max_seconds; validate and save on the way, and then.
+def _wants_to_stop(state: State, callbacks: Sequence[_Callback]) -> bool:
+    """Whether a callback asks for the end; process 0 asks them, and all obey."""
+    history = state.at.history if state.team.rank == 0 else []
+    return state.team.any(any([call(history) for call in callbacks if history]))
 
-    Raises:
-        FloatingPointError: If a loss or gradient is not finite; it names the batch.
-    """
-    recipe, at = trainer.recipe, trainer.at
-    began, before, since = time.monotonic(), at.seconds, _Window()
-    trainer.bar = tqdm(
+
+def _bar(recipe: Recipe, at: Progress, show: bool) -> tqdm:
+    """The progress bar of a run."""
+    return tqdm(
         total=recipe.max_steps, initial=at.step, disable=not show, mininterval=1.0,
         unit=" updates", dynamic_ncols=True,
     )  # fmt: skip
-    trainer.model.train()
-    over = at.step < recipe.max_steps and _wants_to_stop(trainer)
-    # Both end with the loop, also where it is interrupted: a bar that stays open
-    # would push the next one down the page.
-    with trainer.bar, _made_ahead(_groups(trainer), recipe.prefetch) as ready:
-        while at.step < recipe.max_steps and not over:
-            since.add(_one_update(trainer, *next(ready)), time.monotonic())
-            at.seconds = before + time.monotonic() - began
-            _show_progress(trainer.bar, since)
-            over = at.step >= recipe.max_steps or at.seconds - before > max_seconds
-            over = summed_over_processes(over) > 0  # all stop at the same update
-            if at.step % recipe.validate_every == 0 or over:
-                _validate_and_save(trainer, since)
-                over = _wants_to_stop(trainer) or over
-                at.seconds, since = before + time.monotonic() - began, _Window()
 
 
-def _wants_to_stop(trainer: _Trainer) -> bool:
-    """Whether a callback asks for the end; process 0 asks them, and all obey."""
-    asked, history = trainer.rank == 0, trainer.at.history
-    said = [callback(history) for callback in trainer.callbacks if asked and history]
-    return summed_over_processes(float(any(said))) > 0
+def _rate_at(recipe: Recipe, d_model: int, step: int) -> float:
+    """The learning rate of an update: the paper's, and a line down to 0 at the end."""
+    rate = noam_lr(step, d_model, recipe.warmup, recipe.factor)
+    return rate * min(1.0, (recipe.max_steps + 1 - step) / (recipe.cooldown + 1))
 
 # %% ../../notebooks/13_runs.ipynb #e1717e6f
 @dataclass
@@ -525,12 +335,16 @@ class _Window:
 
 # %% ../../notebooks/13_runs.ipynb #5b488309
 def _one_update(
-    trainer: _Trainer, group: Sequence[_Place], made: Sequence[Batch]
-) -> tuple[Update, float]:
+    recipe: Recipe, model: Transformer, state: State, rate: Callable[[int], float],
+    group: Sequence[_Place], made: Sequence[Batch],
+) -> tuple[Update, float]:  # fmt: skip
     """Make an update from the next batches, and see that it went well.
 
     Args:
-        trainer: The run.
+        recipe: What was asked for.
+        model: The model.
+        state: Of the run.
+        rate: The learning rate of an update, by its number from 1.
         group: Which batches all processes use.
         made: Those of this process.
 
@@ -540,24 +354,24 @@ def _one_update(
     Raises:
         FloatingPointError: If a loss or gradient is not finite; it names the batch.
     """
-    recipe, at, model = trainer.recipe, trainer.at, trainer.model
+    at, team = state.at, state.team
     at.step += 1
     dropout = at.step > recipe.dropout_after
-    if dropout != trainer.dropout:
+    if dropout != state.dropout:
         _set_dropout(model, dropout)
-        trainer.dropout = dropout
-    lr = trainer.schedule(at.step)
+        state.dropout = dropout
+    lr = rate(at.step)
     scaled = recipe.precision == "float16"
     while True:
         rest = lr, recipe.epsilon, recipe.clip, recipe.precision
         scale = at.scale if scaled else 1.0
-        done = update(trainer.shared, trainer.optimizer, made, *rest, scale)
+        done = update(state.shared, state.optimizer, made, *rest, scale)
         if scaled:
             _adjust_scale(at, done.finite)
         if done.finite or not scaled or at.scale < 1:
             break
     if not done.finite:
-        mine = group[trainer.rank :: trainer.world_size]
+        mine = group[team.rank :: team.size]
         raise FloatingPointError(_describe_failure(done, at.step, mine))
     at.epoch, at.batch = group[-1].epoch, group[-1].number
     at.tokens += done.tokens
@@ -605,131 +419,45 @@ def _show_progress(bar: tqdm, since: _Window) -> None:
     bar.update()
 
 # %% ../../notebooks/13_runs.ipynb #cd180825
-def _validate_and_save(trainer: _Trainer, since: _Window) -> None:
+def _validate_and_save(
+    recipe: Recipe, data: Data, model: Transformer, state: State, since: _Window,
+    bar: tqdm,
+) -> None:  # fmt: skip
     """Add a record to the history; keep the best weights, these, and the state."""
-    recipe, run_dir, at = trainer.recipe, trainer.run_dir, trainer.at
-    loss = validation_loss(trainer.model, trainer.valid_pairs, recipe.max_tokens)
+    run_dir, at = state.run_dir, state.at
+    loss = validation_loss(model, data.valid, recipe.max_tokens)
     best = min((r["valid_loss"] for r in at.history), default=math.inf)
     record = {k: getattr(at, k) for k in ("step", "epoch", "tokens", "seconds")}
     record |= {"lr": since.rate, "train_loss": since.loss / since.tokens}
     record |= {"valid_loss": loss, "grad_norm": sum(since.norms) / len(since.norms)}
     record |= {"grad_norm_max": max(since.norms), "tokens_per_second": since.speed}
     at.history.append(record)
-    rngs = _other_rngs(trainer)
-    if trainer.rank == 0:
-        weights = dict(trainer.model.named_parameters())
+    rngs = _other_rngs(model, state.team)
+    if state.team.rank == 0:
+        weights = dict(model.named_parameters())
         if loss < best or not (run_dir / "best.safetensors").exists():
             _save_tensors(run_dir / "best.safetensors", weights, record)
         _keep_step(run_dir, weights, at, recipe.keep_last)
         last = run_dir / "last.safetensors"
-        save_checkpoint(last, trainer.model, trainer.optimizer, at, rngs)
+        save_checkpoint(last, model, state.optimizer, at, rngs)
         _drop_steps(run_dir, at)
-    if not trainer.bar.disable:
-        trainer.bar.clear()
+    if not bar.disable:
+        bar.clear()
         print(
             f"update {at.step:6,}  train {record['train_loss']:.3f}  "
             f"valid {loss:.3f}  {since.speed:6,.0f} tokens/s {at.seconds:6,.0f} s"
         )
 
 # %% ../../notebooks/13_runs.ipynb #17380df6
-def _other_rngs(trainer: _Trainer) -> list[dict]:
+def _other_rngs(model: Transformer, team: Team) -> list[dict]:
     """Random states of processes 1 and up, for process 0 to save."""
-    if trainer.world_size == 1:
+    if team.size == 1:
         return []
-    states = [None] * trainer.world_size
-    mine = _random_states(next(trainer.model.parameters()).device)
+    states = [None] * team.size
+    mine = _random_states(next(model.parameters()).device)
     dist.all_gather_object(states, {name: s.tolist() for name, s in mine.items()})
     return [{name: torch.tensor(s, dtype=torch.uint8) for name, s in each.items()}
             for each in states[1:]]  # fmt: skip
-
-# %% ../../notebooks/13_runs.ipynb #098f6bf9
-def _set_up(
-    recipe: Recipe, run_dir: Path, data_dir: str | Path | None, team: Team,
-    make_optimizer: Callable | None = None,
-) -> _Trainer:  # fmt: skip
-    """Text, model, optimizer and state of a run, new or going on."""
-    rank, world_size, device = team
-    if recipe.accumulate % world_size:
-        raise ValueError(
-            f"accumulate={recipe.accumulate}: {world_size} processes share the batches "
-            f"of an update, so it must be a multiple of {world_size}."
-        )
-    if rank == 0:
-        _check_folder(recipe, run_dir)
-    team.wait()
-    last, start = run_dir / "last.safetensors", None
-    if recipe.start_from and not last.exists():
-        start = load_pretrained(recipe.start_from, device)
-    ready = _ready_data(recipe, run_dir, data_dir, start and start[1])
-    torch.manual_seed(recipe.seed)
-    config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
-    dropout_layer = _FastDropout if recipe.fast_dropout else nn.Dropout
-    model = Transformer(config, dropout_layer=dropout_layer)
-    if recipe.initial_std:
-        _normal_weights(model, recipe.initial_std)
-    model = model.to(device)
-    if recipe.compiled:
-        _compile_layers(model)
-    if device == "cpu" and config.tie_embeddings and world_size == 1:
-        for table in (model.src_embedding, model.tgt_embedding):
-            table.sparse = True  # their gradient goes into that of the output
-    make_optimizer = make_optimizer or partial(build_optimizer, fused=recipe.fused)
-    optimizer = make_optimizer(model)
-    if rank:  # each process drops other units
-        torch.manual_seed(recipe.seed + 1_000_003 * rank)
-    at = load_checkpoint(last, model, optimizer, rank)
-    if at is None and start:
-        _start_weights(model, ready.tokenizer, recipe.start_from, *start[:2])
-    shared = BatchLoss(model, recipe.chunk)
-    if at and not (at.history and all("valid_loss" in row for row in at.history)):
-        raise DamagedFile(f"{last} is damaged: it tells of no validation loss.")
-    if at and rank == 0:
-        _mend_best(run_dir, at.history)
-        _drop_steps(run_dir, at)
-    if rank == 0:  # nothing was refused: the folder is this run's
-        _sweep_run(run_dir)
-        about = None
-        if at is None or not (run_dir / "about.json").exists():
-            about = {"data": _data_record(ready)}
-            about |= {"environment": environment_record(device)}
-        _claim_folder(recipe, run_dir, ready, about)
-    shared = DistributedDataParallel(shared) if world_size > 1 else shared
-    schedule = partial(_rate_at, recipe, config.d_model)
-    return _Trainer(recipe, run_dir, model, optimizer, at or Progress(),
-                   _all_pairs(recipe, ready), ready.valid, shared, schedule,
-                   rank=rank, world_size=world_size)  # fmt: skip
-
-
-def _rate_at(recipe: Recipe, d_model: int, step: int) -> float:
-    """The learning rate of an update: the paper's, and a line down to 0 at the end."""
-    rate = noam_lr(step, d_model, recipe.warmup, recipe.factor)
-    return rate * min(1.0, (recipe.max_steps + 1 - step) / (recipe.cooldown + 1))
-
-
-def _all_pairs(recipe: Recipe, ready: Prepared) -> TokenPairs:
-    """What a run trains on: the prepared pairs, and those that are made of them."""
-    pairs = _rename_pairs(ready.train, ready.tokenizer, recipe.renamed,
-                          recipe.max_length, recipe.seed)  # fmt: skip
-    pairs = vary_pairs(pairs, ready.tokenizer, recipe.varied, recipe.max_length,
-                       recipe.seed)  # fmt: skip
-    return _join_pairs(pairs, recipe.joined, recipe.max_length, recipe.seed)
-
-
-def _start_weights(
-    model: Transformer, tokenizer: Tokenizer, start_from: str,
-    start: Transformer, known: Tokenizer,
-) -> None:  # fmt: skip
-    """Copy the weights of a trained model into a new one.
-
-    Raises:
-        ValueError: If it has another vocabulary, or other sizes.
-    """
-    if known.model != tokenizer.model:
-        raise ValueError(
-            f"the data was prepared with another vocabulary than {start_from} has; "
-            "prepare it with that model's tokenizer."
-        )
-    _load_weights(model, dict(start.named_parameters()))
 
 # %% ../../notebooks/13_runs.ipynb #35673058
 class EarlyStopping:
