@@ -15,6 +15,7 @@ import ast
 import re
 import shlex
 import tomllib
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +47,7 @@ def scripts() -> list[Path]:
     return [*sorted((ROOT / "experiments").glob("*.py")), *benchmarks]
 
 
+@cache
 def groups() -> dict[str, set[str]]:
     """What each group of the queue calls: a script, or a command of the library."""
     queue = tomllib.loads((EVIDENCE / "queue.toml").read_text("utf-8"))
@@ -57,6 +59,7 @@ def groups() -> dict[str, set[str]]:
     return found
 
 
+@cache
 def writers() -> list[tuple[str, str]]:
     """Pairs of a pattern of records and what writes them, in the order of the names."""
     pairs = list(LIBRARY.items())

@@ -52,9 +52,7 @@ def _bleu_counts(hypothesis: Sequence[str], reference: Sequence[str]) -> list[in
 
 # %% ../notebooks/15_evaluation.ipynb #ee226035
 def _bleu_from_counts(
-    counts: Sequence[float] | np.ndarray,
-    smooth: str = "none",
-    effective_order: bool = False,
+    counts: Sequence[float], smooth: str = "none", effective_order: bool = False
 ) -> float:
     """BLEU in percent from summed counts.
 
@@ -356,7 +354,7 @@ def chrf(
     return _corpus_score(CHRF(word_order=word_order), hypotheses, references)
 
 
-def _chrf_from_counts(counts: Sequence[float] | np.ndarray) -> float:
+def _chrf_from_counts(counts: Sequence[float]) -> float:
     """chrF2 in percent from summed counts."""
     orders = np.asarray(counts, dtype=float).reshape(6, 3)
     orders = orders[(orders[:, :2] > 0).all(axis=1)]
@@ -390,8 +388,8 @@ def _sentence_counts(
 def _score_counts(counts: np.ndarray, metric: str) -> float:
     """The score of summed counts: sacreBLEU's defaults."""
     if metric == "BLEU":
-        return _bleu_from_counts(counts, smooth="exp")
-    return _chrf_from_counts(counts)
+        return _bleu_from_counts(counts.tolist(), smooth="exp")
+    return _chrf_from_counts(counts.tolist())
 
 
 def _times_drawn(sentences: int, samples: int, seed: int) -> np.ndarray:
