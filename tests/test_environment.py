@@ -120,6 +120,23 @@ def test_what_a_commit_is_held_against_is_there():
             assert first != tool and tool in locked(), first
 
 
+def test_what_is_listed_as_slow_is_there():
+    lines = (ROOT / "tests" / "slow.txt").read_text("utf-8").splitlines()[1:]
+    assert lines == sorted(set(lines))
+    for line in lines:
+        name, _, test = line.partition("::")
+        text = (ROOT / "tests" / name).read_text("utf-8")
+        assert not test or re.search(rf"^def {test}\(", text, re.M), line
+
+
+def test_make_check_leaves_out_what_is_slow_alone():
+    (rule,) = re.findall(r"^check:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
+    assert '-m "not slow and not pages"' in rule
+    assert re.search(r"^check: env check-sync lint ", MAKEFILE, re.M)
+    (full,) = re.findall(r"^test:.*\n((?:[\t#].*\n)+)", MAKEFILE, re.M)
+    assert "slow" not in full.replace("\\\n", "")
+
+
 def test_continuous_integration_calls_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)

@@ -136,7 +136,7 @@ def counts() -> str:
     """The house in numbers, as a sentence."""
     arrows = sum(len(uses) for _, uses in rooms().values())
     up = upward()
-    names = sorted({name for name, _ in up})
+    names = sorted({name.partition(".")[0] for name, _ in up})
     said = "All of them lead to earlier chapters or stay in their own."
     if up:
         said = (
