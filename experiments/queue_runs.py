@@ -25,6 +25,7 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,7 +120,8 @@ def code_of(group: str, runs: Path) -> Path:
         commit = said.read_text("utf-8").strip()
         code = runs / "code" / commit[:12]
         if not code.exists():
-            aside = code.with_name(f"{code.name}.{os.getpid()}.part")
+            aside = code.with_name(f"{code.name}.part")  # of one that was killed, too
+            shutil.rmtree(aside, ignore_errors=True)
             clone = ["git", "clone", "-q", "--no-checkout", str(ROOT), str(aside)]
             subprocess.run(clone, check=True)
             checkout = ["git", "-C", str(aside), "checkout", "-q", "--detach", commit]

@@ -224,7 +224,7 @@ def test_what_is_given_away_names_no_folder_of_its_owner(train, tmp_path):
     assert about["data"]["corpus"] == {"train": "train.tsv", "valid": "valid.tsv"}
     assert len(about["data"]["train_sha256"]) == 64
     given = [tmp_path / "a", tmp_path / "b"]
-    shipped = [*(Path(runs.__file__).parent / "pretrained").iterdir()]
+    shipped = [*(Path(runs.__file__).parents[1] / "pretrained").iterdir()]
     for path in (path for folder in given + shipped for path in folder.glob("*.json")):
         assert not re.search(r'"[^"\n]*(/home|/tmp|/root|/me/|/work)', path.read_text())
     owned = storage.read_json(tmp_path / "second" / "recipe.json")
@@ -367,7 +367,7 @@ def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
 
 
 def test_every_shipped_model_names_its_own_hashes():
-    folders = (Path(runs.__file__).parent / "pretrained").iterdir()
+    folders = (Path(runs.__file__).parents[1] / "pretrained").iterdir()
     for folder in folders:
         storage.read_manifest(folder, runs._MODEL_FILES)
 
@@ -376,7 +376,7 @@ def test_read_evidence_says_what_is_missing():
     with pytest.raises(ValueError, match="no record 'nothing-of-that-name'") as caught:
         runs.read_evidence("nothing-of-that-name")
     named = str(caught.value).split("there are ")[1].rstrip(".").split(", ")
-    folder = Path(runs.__file__).parent / "evidence"
+    folder = Path(runs.__file__).parents[1] / "evidence"
     top = sorted(f.stem for f in folder.glob("*.json"))
     assert {*top, "benchmarks/decoding", "base-0"} <= set(named) and top
 
@@ -426,7 +426,7 @@ def in_half(checkpoints):
 
 
 def test_the_shipped_model_is_that_of_the_record():
-    shipped = Path(runs.__file__).parent / "pretrained" / "tatoeba-en-de"
+    shipped = Path(runs.__file__).parents[1] / "pretrained" / "tatoeba-en-de"
     assert sum(path.stat().st_size for path in shipped.iterdir()) < 20e6
     names = ("tatoeba-en-de", "tatoeba-en-de-longer", "tatoeba-en-de-names")
     records = [runs.read_evidence(name) for name in names]

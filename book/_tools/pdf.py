@@ -19,6 +19,8 @@ import yaml
 from browser import HOW, find
 from bs4 import BeautifulSoup
 
+from transformer_lib.storage import whole_file
+
 ROOT = Path(__file__).parents[2]
 HTML = ROOT / "_build" / "html"
 LEFT_OUT = {"book/notes"}  # boxes to write in, on the screen
@@ -134,7 +136,6 @@ def write_pdf(names: list[str], target: Path) -> None:
         page.goto(address, wait_until="load")
         page.evaluate("() => window.MathJax?.startup?.promise.then(() => 0)")
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target.with_name(target.name + ".tmp")
         data = page.pdf(
             prefer_css_page_size=True,
             print_background=True,
@@ -144,8 +145,8 @@ def write_pdf(names: list[str], target: Path) -> None:
             header_template="<span></span>",
             footer_template=FOOTER,
         )
-        aside.write_bytes(data)
-        aside.replace(target)
+        with whole_file(target) as file:
+            file.write(data)
         browser.close()
     server.shutdown()
     server.server_close()

@@ -49,6 +49,8 @@ import nbformat
 from chapters import all_notebooks, name_of
 from doors import taken
 
+from transformer_lib.storage import claimed, write_json
+
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "transformer_lib"
 RUNS = ROOT / "_build" / "runs"  # models that one chapter trains and others load
@@ -187,16 +189,10 @@ def read_timings() -> dict:
 def timings_for_update():
     """The record, written back whole; safe against a second run at the same time."""
     TIMINGS.parent.mkdir(parents=True, exist_ok=True)
-    with _lock, open(TIMINGS.with_suffix(".lock"), "w") as guard:
-        with contextlib.suppress(ImportError):
-            import fcntl
-
-            fcntl.flock(guard, fcntl.LOCK_EX)
+    with _lock, claimed(TIMINGS.with_suffix(".lock"), wait=True):
         timings = read_timings()
         yield timings
-        draft = TIMINGS.with_suffix(".tmp")
-        draft.write_text(json.dumps(timings, indent=1, sort_keys=True) + "\n", "utf-8")
-        draft.replace(TIMINGS)
+        write_json(TIMINGS, dict(sorted(timings.items())))
 
 
 def store(path: Path, notebook, seconds: float) -> None:

@@ -141,15 +141,22 @@ def _load_run(
             f"{run_dir} has no {MANIFEST}: whether its recipe and tokenizer are those "
             "that it was trained with cannot be checked.", stacklevel=3,
         )  # fmt: skip
-    recipe = _read_recipe(run_dir / "recipe.json")
-    tokenizer = Tokenizer.load(run_dir / "tokenizer.model")
-    model = Transformer(TransformerConfig(tokenizer.vocab_size, **recipe.model))
     tensors, record = _chosen_weights(run_dir, weights)
-    _load_weights(model, tensors)
-    about = _read_about(run_dir / "about.json")
+    recipe, model, tokenizer, about = _built(run_dir, tensors, device)
     progress = _newest_progress(run_dir)
-    model = model.to(default_device(device)).eval()
     return cls(recipe, model, tokenizer, progress, **about, record=record)
+
+
+def _built(
+    folder: Path, tensors: dict, device: str | None
+) -> tuple[Recipe, Transformer, Tokenizer, dict]:
+    """Recipe, model with these weights, tokenizer and about.json of a run or model."""
+    recipe = _read_recipe(folder / "recipe.json")
+    about = _read_about(folder / "about.json")
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    model = Transformer(TransformerConfig(tokenizer.vocab_size, **recipe.model))
+    _load_weights(model, tensors)
+    return recipe, model.to(default_device(device)).eval(), tokenizer, about
 
 # %% ../../notebooks/13_runs.ipynb #e327aa83
 def _known_files(run_dir: Path) -> list[Path]:
@@ -441,13 +448,8 @@ def load_pretrained(
         return run.model, run.tokenizer, about
     read_manifest(folder, _MODEL_FILES)
     tensors, record = _load_tensors(folder / "weights.safetensors")
-    recipe = _read_recipe(folder / "recipe.json")
-    tokenizer = Tokenizer.load(folder / "tokenizer.model")
-    model = Transformer(TransformerConfig(tokenizer.vocab_size, **recipe.model))
-    _load_weights(model, tensors)
-    about = _read_about(folder / "about.json")
-    about |= {"recipe": asdict(recipe), "weights": record}
-    return model.to(default_device(device)).eval(), tokenizer, about
+    recipe, model, tokenizer, about = _built(folder, tensors, device)
+    return model, tokenizer, about | {"recipe": asdict(recipe), "weights": record}
 
 # %% ../../notebooks/13_runs.ipynb #1a0a179e
 def _find_pretrained(folder_or_name: str | Path) -> Path:
