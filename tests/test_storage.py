@@ -1,11 +1,13 @@
-"""Chapter 09: a whole file or none, and one process at a time."""
+"""Under the hood: files and folders whole or not, one process at a time, manifests."""
 
+import errno
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import filelock
 import pytest
 from fetched import leftovers
 
@@ -223,3 +225,87 @@ def test_a_disk_that_is_full_at_the_folder_is_said(tmp_path, monkeypatch):
         put(tmp_path / "x", b"new")
     with pytest.raises(OSError, match="No space left"):
         storage.sync(tmp_path)
+
+
+def test_the_file_before_can_be_kept(tmp_path):
+    for text in "one", "two", "three":
+        with storage.whole_file(tmp_path / "x", "w", keep=tmp_path / "y") as file:
+            file.write(text)
+    assert [(tmp_path / n).read_text() for n in "xy"] == ["three", "two"]
+    assert leftovers(tmp_path) == ["x", "y"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks on folders")
+def test_one_at_a_time_holds_a_folder(tmp_path):
+    """One that is not there is not made, and nothing is left in it."""
+    with storage.claimed(tmp_path, folder=True) as first:
+        with storage.claimed(tmp_path, folder=True) as second:
+            assert first and not second
+    with pytest.raises(storage.NotWritten, match="No such file"):
+        with storage.claimed(tmp_path / "gone", folder=True):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_where_a_disk_has_no_locks_everybody_gets_it(folder, tmp_path, monkeypatch):
+    def none(handle, blocking):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(storage, "lock_descriptor", none)
+    path = tmp_path if folder else tmp_path / "lock"
+    with storage.claimed(path, folder=folder) as one:
+        with storage.claimed(path, wait=True, folder=folder) as two:
+            assert one and two
+
+
+def test_the_lock_is_the_one_of_filelock(tmp_path):
+    """Other programs that lock the same file wait, too."""
+    path = tmp_path / "lock"
+    with storage.claimed(path), pytest.raises(filelock.Timeout):
+        filelock.FileLock(path, timeout=0).acquire()
+    with filelock.FileLock(path), storage.claimed(path) as mine:
+        assert not mine
+
+
+def manifest(folder, **about):
+    for name in "a", "b/c":
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    storage.write_manifest(folder, about=about)
+    return folder / "manifest.json"
+
+
+@pytest.mark.parametrize("about", [{}, {"pairs": 3}])
+def test_a_manifest_names_what_is_wrong(about, tmp_path):
+    manifest(tmp_path, **about)
+    table = storage.read_manifest(tmp_path, needed=["a"])
+    assert set(table["files"]) == {"a", "b/c"} and table.items() >= about.items()
+    (tmp_path / "b" / "c").write_text("x/y")
+    storage.read_manifest(tmp_path, verify=False)  # of the same size
+    with pytest.raises(storage.DamagedFile, match="c is damaged: its SHA-256.*Copy"):
+        storage.read_manifest(tmp_path)
+    (tmp_path / "a").unlink()
+    with pytest.raises(storage.DamagedFile, match="a is missing .2 such files.. Mend"):
+        storage.read_manifest(tmp_path, cure="Mend it.")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"pairs": 3', '"pairs": 4'), ('"pairs": 3,', ""), ('"checksum"', '"sum"')],
+)
+def test_what_a_manifest_says_besides_cannot_change(old, new, tmp_path):
+    path = manifest(tmp_path, pairs=3)
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    with pytest.raises(storage.DamagedFile, match="manifest.json is damaged"):
+        storage.read_manifest(tmp_path)
+
+
+def test_a_folder_without_a_manifest_is_refused(tmp_path):
+    with pytest.raises(storage.DamagedFile, match="has no manifest.json"):
+        storage.read_manifest(tmp_path)
+    manifest(tmp_path)
+    with pytest.raises(storage.DamagedFile, match="manifest.json is damaged"):
+        storage.read_manifest(tmp_path, needed=["recipe.json"])
