@@ -515,7 +515,7 @@ def ignored_source(
     )
     if hasattr(model, "encode"):
         with evaluating(model):
-            memory = model.encode(batch.src_ids)  # (B, S, D)
+            memory = model.encode(batch.src_ids)  # type: ignore[operator]
         alike = _mean_cosines(memory, batch.src_ids != PAD).mean().item()
         found += f" Two places of one source have a cosine of {alike:.2f}."
         if alike > 0.9:
@@ -536,7 +536,7 @@ def _moved_lines(pairs: TokenPairs, most: int = 3) -> int:
         return 0
     fits = {k: np.corrcoef(source, np.roll(target, -k))[0, 1]
             for k in range(-most, most + 1)}  # fmt: skip
-    best = max(fits, key=fits.get)
+    best = max(fits, key=lambda k: fits[k])
     return best if fits[best] > fits[0] + 0.2 else 0
 
 # %% ../notebooks/16_diagnosis.ipynb #4b7482cd
@@ -553,7 +553,7 @@ def misread_score(outputs: Sequence[str], references: Sequence[str]) -> Finding:
     _check_corpus(outputs, references)
     test, sides = "the score is that of the text", (list(outputs), list(references))
     score, letters = sacre_bleu(*sides).value, chrf(*sides).value
-    again = {
+    again: dict[str, Sequence] = {
         "both in lower case": [[line.lower() for line in side] for side in sides],
         "spaces and pieces put right": [[*map(_joined, side)] for side in sides],
     }
@@ -567,7 +567,7 @@ def misread_score(outputs: Sequence[str], references: Sequence[str]) -> Finding:
         again["the references in another order"] = (
             sides[0], [references[i] for i in order])  # fmt: skip
     scores = {n: sacre_bleu([*map(str, a)], b).value for n, (a, b) in again.items()}
-    best = max(scores, key=scores.get)
+    best = max(scores, key=lambda name: scores[name])
     if scores[best] > 1.3 * score + 3:
         found = f"BLEU is {score:.1f}, and {scores[best]:.1f} with {best}."
         return Finding(test, False, found, *_REMEDIES["text"])
@@ -744,7 +744,7 @@ def diagnose(
         why = "There is no text to test it with: name the prepared folder (--data)."
         return [*curves, Finding("what the model does with text", None, why)]
     places = np.linspace(0, len(valid) - 1, min(count, len(valid))).astype(int)
-    sample = make_batch(valid, places)
+    sample = make_batch(valid, places.tolist())
     size = run.tokenizer.vocab_size
     found = [stuck_loss(losses, train or valid, size, train_losses), *curves]
     if (cut_alike := _same_vocabulary(run, cut)).right is False:
@@ -822,21 +822,23 @@ def _score(run: Run, test: Sequence | None, count: int) -> Finding:
         why = "No test set was given (--test SOURCE REFERENCE)."
         return Finding("the score is that of the text", None, why)
     sources, references = zip(*test[:count], strict=True)
-    rows = [[*ids[: run.recipe.max_length], EOS]
-            for ids in run.tokenizer.encode_all(map(fold_text, sources))]  # fmt: skip
+    folded = [fold_text(source) for source in sources]
+    cut = (ids[: run.recipe.max_length] for ids in run.tokenizer.encode_all(folded))
+    rows = [[*ids, EOS] for ids in cut]
     outputs = greedy_decode(run.model, pad(rows))
     return misread_score([run.tokenizer.decode(row) for row in outputs], references)
 
 # %% ../notebooks/16_diagnosis.ipynb #a1501e7b
 def _numbers(run: Run, valid: TokenPairs, train: TokenPairs | None, count: int):
     """not_finite on pairs of both texts, and which pair alone is enough to fail it."""
-    tried, pairs_of = {}, {"validation": valid, "training": train}
-    for name, pairs in pairs_of.items():
-        places = [] if pairs is None else _some_pairs(pairs, count)
-        parts = np.array_split(places, max(1, -(-len(places) // 16)))
-        for part in filter(len, parts):
-            where = f"{len(part)} {name} pairs from {part[0]:,} to {part[-1]:,}"
-            tried[where] = pairs, part
+    tried = {}
+    for name, text in (("validation", valid), ("training", train)):
+        if text is None or not len(text):
+            continue
+        places = _some_pairs(text, count)
+        for some in np.array_split(places, -(-len(places) // 16)):
+            where = f"{len(some)} {name} pairs from {some[0]:,} to {some[-1]:,}"
+            tried[where] = text, some.tolist()
     # bfloat16 ends where float32 does, and is slow on many a CPU.
     kind = "float16" if run.recipe.precision == "float16" else "float32"
     batches = {where: make_batch(*part) for where, part in tried.items()}
