@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -134,29 +134,39 @@ def _load_run(
     run_dir = Path(run_dir)
     if not (run_dir / "recipe.json").is_file() or not _known_files(run_dir):
         raise ValueError(f"{run_dir} holds no trained model; run train first.")
-    if (run_dir / MANIFEST).exists():  # it is written last of a run's first files
-        read_manifest(run_dir, _RUN_FILES)
-    else:
+    whole = (run_dir / MANIFEST).exists()  # it is written last of a run's first files
+    if not whole:
         warnings.warn(
             f"{run_dir} has no {MANIFEST}: whether its recipe and tokenizer are those "
             "that it was trained with cannot be checked.", stacklevel=3,
         )  # fmt: skip
+    recipe, about, tokenizer, model = _opened(run_dir, _RUN_FILES if whole else None)
     tensors, record = _chosen_weights(run_dir, weights)
-    recipe, model, tokenizer, about = _built(run_dir, tensors, device)
-    progress = _newest_progress(run_dir)
+    _load_weights(model, tensors)
+    model, progress = model.to(default_device(device)).eval(), _newest_progress(run_dir)
     return cls(recipe, model, tokenizer, progress, **about, record=record)
 
 
-def _built(
-    folder: Path, tensors: dict, device: str | None
-) -> tuple[Recipe, Transformer, Tokenizer, dict]:
-    """Recipe, model with these weights, tokenizer and about.json of a run or model."""
-    recipe = _read_recipe(folder / "recipe.json")
-    about = _read_about(folder / "about.json")
+def _opened(
+    folder: Path, needed: Sequence[str] | None
+) -> tuple[Recipe, dict, Tokenizer, Transformer]:
+    """Recipe, about.json, tokenizer and a model, with fresh weights, of a folder.
+
+    Args:
+        folder: Of a run or a model.
+        needed: Files that its manifest must name; None if it has none.
+
+    Raises:
+        DamagedFile: If a file is missing or another than was written.
+    """
+    if needed is not None:
+        read_manifest(folder, needed)
+    paths = folder / "recipe.json", folder / "about.json"
+    recipe, about = map(read_json, paths)
+    recipe, about = Recipe.of(recipe, str(paths[0])), _checked_about(about, paths[1])
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
     model = Transformer(TransformerConfig(tokenizer.vocab_size, **recipe.model))
-    _load_weights(model, tensors)
-    return recipe, model.to(default_device(device)).eval(), tokenizer, about
+    return recipe, about, tokenizer, model
 
 # %% ../../notebooks/13_runs.ipynb #e327aa83
 def _known_files(run_dir: Path) -> list[Path]:
@@ -189,7 +199,11 @@ def _public(record: dict) -> dict:
 
 def _read_about(path: Path) -> dict:
     """Read about.json of a run or model: "data" and "environment", two tables."""
-    about = read_json(path)
+    return _checked_about(read_json(path), path)
+
+
+def _checked_about(about: dict, path: Path) -> dict:
+    """What about.json holds, if that is what it must hold."""
     tables = [isinstance(about.get(name), dict) for name in ("data", "environment")]
     if len(about) != 2 or not all(tables):
         raise DamagedFile(f"{path} is damaged: it must hold data and environment.")
@@ -446,10 +460,11 @@ def load_pretrained(
         about = {"data": run.data, "environment": run.environment}
         about |= {"recipe": asdict(run.recipe), "weights": run.record}
         return run.model, run.tokenizer, about
-    read_manifest(folder, _MODEL_FILES)
+    recipe, about, tokenizer, model = _opened(folder, _MODEL_FILES)
     tensors, record = _load_tensors(folder / "weights.safetensors")
-    recipe, model, tokenizer, about = _built(folder, tensors, device)
-    return model, tokenizer, about | {"recipe": asdict(recipe), "weights": record}
+    _load_weights(model, tensors)
+    about |= {"recipe": asdict(recipe), "weights": record}
+    return model.to(default_device(device)).eval(), tokenizer, about
 
 # %% ../../notebooks/13_runs.ipynb #1a0a179e
 def _find_pretrained(folder_or_name: str | Path) -> Path:
