@@ -14,6 +14,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 import torch
@@ -157,7 +158,7 @@ def test_a_part_of_somebody_else_is_refused(name, tmp_path):
 def test_a_folder_that_another_process_fills_meanwhile(tmp_path, monkeypatch):
     """Its part is within it no longer; and it may be moved while one looks at it."""
     folder, calls = tmp_path / "d", []
-    lock, is_free = storage.lock_descriptor, storage.is_free
+    lock, is_free = filelock.lock_descriptor, storage.is_free
     folder.mkdir()
 
     def filled(handle, blocking):
@@ -170,7 +171,7 @@ def test_a_folder_that_another_process_fills_meanwhile(tmp_path, monkeypatch):
             raise FileNotFoundError(path)
         return is_free(path)
 
-    monkeypatch.setattr(storage, "lock_descriptor", filled)
+    monkeypatch.setattr(filelock, "lock_descriptor", filled)
     monkeypatch.setattr(storage, "is_free", moved)
     for text in "ours", "ours again":
         with storage.whole_folder(folder) as part:

@@ -252,7 +252,7 @@ def test_where_a_disk_has_no_locks_everybody_gets_it(folder, tmp_path, monkeypat
     def none(handle, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(storage, "lock_descriptor", none)
+    monkeypatch.setattr(filelock, "lock_descriptor", none)
     path = tmp_path if folder else tmp_path / "lock"
     with storage.claimed(path, folder=folder) as one:
         with storage.claimed(path, wait=True, folder=folder) as two:

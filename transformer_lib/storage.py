@@ -24,8 +24,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from filelock import lock_descriptor
-
 # %% ../notebooks/under_the_hood/00_house.ipynb #39d361b5
 @contextlib.contextmanager
 def whole_file(
@@ -227,6 +225,8 @@ def claimed(
     Raises:
         NotWritten: If it cannot be opened, or is a link to a file.
     """
+    import filelock  # here: it takes three times as long as the rest of this module
+
     if folder and os.name != "posix":  # such a system cannot open folders
         yield True
         return
@@ -241,7 +241,7 @@ def claimed(
         try:
             mine = True
             with suppress(OSError):
-                mine = lock_descriptor(handle, blocking=wait)
+                mine = filelock.lock_descriptor(handle, blocking=wait)
             with suppress(FileNotFoundError):  # removed while we waited
                 there = os.path.samestat(os.fstat(handle), os.stat(path))
             if there:
