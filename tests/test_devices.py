@@ -499,7 +499,8 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "evaluating": "the model alone",
     "watching attention_as adam training_flops": "the model alone",
     "export_model prove to_int8 to_marian": "made on the CPU",
-    "train": "a test of its own, below",
+    "train set_up": "a test of its own, below",
+    "save_model": "files and a model, no inputs",
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
     "grow": "weights and files",
@@ -519,7 +520,7 @@ ELSEWHERE = {  # public classes that take tensors or models and need no case, an
     "Batch Packed": "their .to, below",
     "OnnxModel": "ONNX Runtime computes, on the CPU: in test_export",
     "AttentionMaps": "a result, on the CPU",
-    "Run": "train and Run.load, below",
+    "Run State": "train and Run.load, below",
     "Recipe Tokenizer": "settings and ids, no tensors",
     "Recurrent Convolutional": "layers of torch's on Embeddings: as build_model's",
 }
