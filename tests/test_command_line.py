@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -865,19 +866,22 @@ def test_export_names_the_packages_it_lacks(at, capsys, monkeypatch):
 
 
 def test_serve_answers_with_what_export_wrote(at, capsys, monkeypatch):
-    from http.server import ThreadingHTTPServer
+    from transformer_lib.server import TranslationServer
 
     assert main(["export", "run", "--out", "served", "--to", "ctranslate2-int8"]) == 0
-    found = []
-    monkeypatch.setattr(
-        ThreadingHTTPServer, "serve_forever", lambda server: found.append(server)
-    )
+    found, body = [], b'{"text": ["a dog", ""]}'
+
+    def serve(server):
+        server.start()
+        host, port = server.server_address
+        with urllib.request.urlopen(f"http://{host}:{port}/translate", body) as reply:
+            found.extend([f"http://{host}:{port}/translate", json.load(reply)])
+        server.stop()
+
+    monkeypatch.setattr(TranslationServer, "serve", serve)
     assert main(["serve", "served/ctranslate2-int8", "--port", "0"]) == 0
-    (server,) = found
-    host, port = server.server_address
-    assert f"Ready: POST http://{host}:{port}/translate" in capsys.readouterr().out
-    assert len(server.translate(["a dog", ""])) == 2
-    server.server_close()
+    assert f"Ready: POST {found[0]}" in capsys.readouterr().out
+    assert len(found[1]["translations"]) == 2
     for wrong in ("--beam-size", "--threads", "--port"):
         number = "99999" if wrong == "--port" else "-1"
         assert main(["serve", "served/ctranslate2-int8", wrong, number]) == 2

@@ -415,9 +415,10 @@ def _serve(
     """
     from transformer_lib.decoding.strategies import _check_search
     from transformer_lib.export import CTranslate2Model, need_packages
+
+    need_packages(["ctranslate2", "serving"])
     from transformer_lib.server import translation_server
 
-    need_packages(["ctranslate2"])
     _check_search(beam_size, alpha=0.6)
     model = CTranslate2Model(folder, threads)
     server = translation_server(

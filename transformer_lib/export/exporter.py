@@ -88,11 +88,12 @@ def export_model(
 
 # %% ../../notebooks/22_export.ipynb #b1532c6c
 _PACKAGES = {"onnx": ["onnx", "onnxscript", "onnxruntime"],
-             "marian": ["transformers"], "ctranslate2": ["ctranslate2"]}  # fmt: skip
+             "marian": ["transformers"], "ctranslate2": ["ctranslate2"],
+             "serving": ["starlette", "uvicorn"]}  # fmt: skip
 
 
 def need_packages(kinds: Sequence[str]) -> None:
-    """Say which packages some kinds of export need, and how to get them.
+    """Say which packages some kinds of export, or "serving", need; and how to get them.
 
     Raises:
         ValueError: If one is missing.
