@@ -224,7 +224,8 @@ def asked(place, kind, *more):
 
 
 def run(given):
-    return table2.run(given.kind, table2._recipe_asked(given), given)
+    recipe = table2.recipe_for(given.recipe, given.data, given.set)
+    return table2.run(given.kind, recipe, given)
 
 
 @pytest.mark.parametrize("kind", table2.KINDS)
