@@ -4,10 +4,12 @@ import gc
 import io
 import json
 import math
+import re
 import shutil
 import sys
 import threading
 import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +26,8 @@ from transformer_lib.runs import Progress, setup, trainer
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import Update, fit
 from transformer_lib.transformer import Transformer, TransformerConfig
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # Fixtures that more than one file uses.
 data_dir = small_runs.data_dir
@@ -527,12 +531,12 @@ def test_early_stopping_by_hand():
 
 
 def test_curves_go_where_they_are_asked_for(train, tmp_path, monkeypatch):
-    """Stand-ins for both packages note what they are told."""
+    """The page's own lines; stand-ins for both packages note what they are told."""
     told, logged = [], []
 
     class Writer:
         def __init__(self, folder):
-            assert folder == str(tmp_path / "curves")
+            assert folder == "curves"
 
         def add_scalar(self, name, value, step):
             told.append((name, value, step))
@@ -540,17 +544,21 @@ def test_curves_go_where_they_are_asked_for(train, tmp_path, monkeypatch):
         def flush(self):
             told.append("flushed")
 
-    def init(**settings):
-        assert settings == {"project": "mine", "name": "one"}
+    def init(project):
+        assert project == "mine"
         return SimpleNamespace(log=lambda row, step: logged.append((step, row)))
 
-    board = trainer.TensorBoard(tmp_path / "curves")
-    curves = trainer.WeightsAndBiases("mine", name="one")
     fake = SimpleNamespace(SummaryWriter=Writer)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    run = train(tiny(max_steps=4), tmp_path / "run", callbacks=[board, curves])
+    page = json.loads((ROOT / "notebooks" / "13_runs.ipynb").read_text("utf-8"))
+    texts = ["".join(cell["source"]) for cell in page["cells"]]
+    (text,) = (text for text in texts if "import wandb" in text)
+    names: dict = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    callbacks = [names["curves"], names["logged"]]
+    run = train(tiny(max_steps=4), tmp_path / "run", callbacks=callbacks)
     assert [step for step, _ in logged] == [2, 4] and told.count("flushed") == 2
-    for row, (step, log) in zip(run.history, logged, strict=True):
-        assert row == log | {"step": step}
-        assert ("valid_loss", row["valid_loss"], step) in told
+    for row, (_, log) in zip(run.history, logged, strict=True):
+        assert row == log
+        assert ("valid_loss", row["valid_loss"], row["step"]) in told

@@ -15,5 +15,3 @@ from .setup import State as State
 from .setup import set_up as set_up
 from .trainer import train as train
 from .trainer import EarlyStopping as EarlyStopping
-from .trainer import TensorBoard as TensorBoard
-from .trainer import WeightsAndBiases as WeightsAndBiases
