@@ -28,13 +28,9 @@ from .attention import scaled_dot_product_attention
 from .batches import Batch, TokenPairs, make_batch, pack, plan_batches
 from .machine import PRECISIONS, default_device, fast_kinds
 from .multihead import use_attention
-from transformer_lib.objective import (
-    build_optimizer,
-    chunked_cross_entropy,
-    label_smoothed_cross_entropy,
-)
+from .objective import build_optimizer
 from .tokenizer import PAD
-from .training import hidden_states
+from .training import BatchLoss, hidden_states
 from .transformer import Transformer
 
 # %% ../notebooks/21_speed.ipynb #10de5a30
@@ -263,17 +259,12 @@ def _mean_loss(
     if loss not in ("all", "real", "chunked"):
         raise ValueError(f'loss={loss!r} is unknown: "all", "real" or "chunked".')
     batch = batch.to(model.device)
-    hidden, target = hidden_states(model, batch), batch.tgt_out
     if loss == "all":
-        return F.cross_entropy(
-            model.project(hidden).flatten(0, 1).float(), target.flatten(),
-            ignore_index=PAD, label_smoothing=epsilon,
-        )  # fmt: skip
-    real = target != PAD
-    hidden, target = hidden[real], target[real]  # (N, D), (N,)
-    if loss == "chunked" and model.output.bias is None:
-        return chunked_cross_entropy(hidden, model.output.weight, target, epsilon)
-    return label_smoothed_cross_entropy(model.project(hidden), target, epsilon)
+        logits = model.project(hidden_states(model, batch)).flatten(0, 1).float()
+        settings = {"ignore_index": PAD, "label_smoothing": epsilon}
+        return F.cross_entropy(logits, batch.tgt_out.flatten(), **settings)
+    real = (batch.tgt_out != PAD).flatten().nonzero().squeeze(1)  # (N,)
+    return BatchLoss(model, 256 if loss == "chunked" else 0)(batch, real, epsilon)
 
 # %% ../notebooks/21_speed.ipynb #b49608c2
 def _attention_as(
