@@ -34,11 +34,22 @@ MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@"
 # The files that take longest begin first, so that none of them is left to one worker in
 # the end; those that read the built book after some that do not, while it is built.
 LONGEST = (
-    "test_queue", "test_wheel", "test_export", "test_readme", "test_pages",
-    "test_api_pages", "test_ablations", "test_scale", "test_devices", "test_training",
-    "test_live_pages", "test_translator_page", "test_parsing", "test_resume",
+    "test_queue",
+    "test_wheel",
+    "test_export",
+    "test_readme",
+    "test_pages",
+    "test_api_pages",
+    "test_ablations",
+    "test_scale",
+    "test_devices",
+    "test_training",
+    "test_live_pages",
+    "test_translator_page",
+    "test_parsing",
+    "test_resume",
     "test_trainer",
-)  # fmt: skip
+)
 
 
 # Files and tests that take long, one a line; `make check` leaves them out.
@@ -93,9 +104,12 @@ def no_text(request):
 # What is missing, the words of a skipped test that wanted it, whether it is needed.
 WANTED = [
     (f"a browser. {HOW}", UNSEEN, NEEDED),
-    ("real text. Name a mirror: TRANSFORMER_LIB_MIRROR", real_text.UNREAD,
-     real_text.NEEDED),
-]  # fmt: skip
+    (
+        "real text. Name a mirror: TRANSFORMER_LIB_MIRROR",
+        real_text.UNREAD,
+        real_text.NEEDED,
+    ),
+]
 
 
 def count_skipped(terminalreporter, words: str) -> int:
@@ -208,7 +222,7 @@ def window(browser, site):
     page.on("console", console)
     page.on("pageerror", lambda error: troubles.append(f"script: {error}"))
     page.on("response", response)
-    yield page, troubles
+    return page, troubles
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 THERE = torch.device("meta")
 aten = torch.ops.aten
 COPIES = {aten._to_copy.default, aten.copy_.default}
-INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default,
-           aten._index_put_impl_.default}  # fmt: skip
+INDEXED = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 
 
 class Elsewhere(torch.Tensor):
@@ -153,7 +157,7 @@ def second_device():
 
     fused = "torch.optim.adam._device_dtype_check_for_fused"  # it has a list of names
     with (
-        mock.patch(fused, lambda *_: None),
+        mock.patch(fused, return_value=None),
         mock.patch("torch.is_autocast_enabled", by_kind(torch.is_autocast_enabled)),
         mock.patch("torch.get_autocast_dtype", by_kind(torch.get_autocast_dtype)),
         mock.patch("torch.tensor", tensor),

@@ -29,8 +29,17 @@ def exact_engine(folder):
 
 MANY = [f"I have {i} brothers. Where is the station?" for i in range(15)]
 ODD = [
-    " ".join(MANY), "", " \t ", "😀 😀", "日本語の文です。", "I love you 😀.",
+    " ".join(MANY),
+    "",
+    " \t ",
+    "😀 😀",
+    "日本語の文です。",
+    "I love you 😀.",
     "a\u2028b",
-    "It rained, so we stayed at home, read books, and slept. " * 40, "." * 3000,
-    "we went out and " * 80, "\x00 a bell \a", "One. Two! Three? Four", "x" * 700,
-]  # fmt: skip
+    "It rained, so we stayed at home, read books, and slept. " * 40,
+    "." * 3000,
+    "we went out and " * 80,
+    "\x00 a bell \a",
+    "One. Two! Three? Four",
+    "x" * 700,
+]

@@ -163,9 +163,10 @@ def check_figure(browser, folder, figure, marks=()):
             choice = page.locator("button[aria-pressed=false]").first
             name = choice.inner_text()
             choice.tap()
-            assert name == "off" or page.get_by_role(
-                "button", name=name, pressed=True
-            ).count()
+            assert (
+                name == "off"
+                or page.get_by_role("button", name=name, pressed=True).count()
+            )
     with shown(browser, folder, figure, java_script_enabled=False) as page:
         image = page.locator("img")
         assert image.is_visible() and page.locator("button").count() == 0

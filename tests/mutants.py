@@ -202,9 +202,9 @@ def exchanged_names(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, Change
     names = [argument.arg for argument in function.args.args]
     after = dict(zip(names, names[1:] + names[:1], strict=True))
     for node in written(function):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            if after.get(node.id, node.id) != node.id:
-                yield node, ("another parameter", ast.Name(after[node.id], node.ctx))
+        read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        if read and after.get(node.id, node.id) != node.id:
+            yield node, ("another parameter", ast.Name(after[node.id], node.ctx))
 
 
 def written(function: ast.FunctionDef) -> Iterator[ast.AST]:

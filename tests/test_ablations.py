@@ -91,8 +91,15 @@ def paper_recipe() -> Recipe:
 
 
 def tiny(**changes) -> Recipe:
-    settings = {"vocab_size": 350, "max_tokens": 300, "max_steps": 30, "warmup": 10,
-                "validate_every": 10, "max_pairs": 600, "model": TINY}  # fmt: skip
+    settings = {
+        "vocab_size": 350,
+        "max_tokens": 300,
+        "max_steps": 30,
+        "warmup": 10,
+        "validate_every": 10,
+        "max_pairs": 600,
+        "model": TINY,
+    }
     return Recipe("tiny", "grammar-en-de", **(settings | changes))
 
 
@@ -137,9 +144,12 @@ def test_rows_keep_their_proportion_in_a_small_base(key):
     full = TransformerConfig(100, **paper)
     assert config.num_layers / 3 == full.num_layers / 6
     for name, here, there in (
-        ("d_model", 64, 512), ("d_ff", 256, 2048), ("num_heads", 8, 8),
-        ("d_k", 8, 64), ("d_v", 8, 64),
-    ):  # fmt: skip
+        ("d_model", 64, 512),
+        ("d_ff", 256, 2048),
+        ("num_heads", 8, 8),
+        ("d_k", 8, 64),
+        ("d_v", 8, 64),
+    ):
         assert getattr(config, name) / here == getattr(full, name) / there, name
     for name in ("dropout", "positions", "norm_first"):
         assert getattr(config, name) == getattr(full, name)
@@ -173,8 +183,11 @@ def test_a_base_in_which_a_row_is_not_whole_is_refused():
         variation(tiny(model=TINY | {"num_layers": 2}), TABLE3["C-N2"])
 
 
-@given(st.sampled_from(sorted(set(_PAPER_BASE) - {"dropout", "epsilon"})),
-       st.integers(1, 4096), st.integers(1, 4096))  # fmt: skip
+@given(
+    st.sampled_from(sorted(set(_PAPER_BASE) - {"dropout", "epsilon"})),
+    st.integers(1, 4096),
+    st.integers(1, 4096),
+)
 def test_scaled_is_the_same_proportion_or_refused(name, value, base_value):
     try:
         got = _scaled(name, value, base_value)
@@ -193,8 +206,9 @@ def whole(tmp_path_factory):
     """Two rows, not interrupted; on one thread, as the command below."""
     out, threads = tmp_path_factory.mktemp("whole"), torch.get_num_threads()
     torch.set_num_threads(1)  # another number adds up in another order
-    found = ablate(tiny(), out, ["base", "C-N2"], device="cpu", sentences=10,
-                   show=False)  # fmt: skip
+    found = ablate(
+        tiny(), out, ["base", "C-N2"], device="cpu", sentences=10, show=False
+    )
     torch.set_num_threads(threads)
     return out, found
 
@@ -219,8 +233,16 @@ def test_results_say_everything(whole):
 def test_the_loss_is_of_the_split_that_is_scored(whole, tmp_path):
     """Against torch's own cross-entropy, on the test pairs and on training pairs."""
     out, results = whole
-    (result,) = ablate(tiny(), tmp_path, ["base"], device="cpu", sentences=10,
-                       show=False, split="test", data_dir=out / "data")  # fmt: skip
+    (result,) = ablate(
+        tiny(),
+        tmp_path,
+        ["base"],
+        device="cpu",
+        sentences=10,
+        show=False,
+        split="test",
+        data_dir=out / "data",
+    )
     run = Run.load(tmp_path / "base-0", "cpu", weights="last")
     pairs = load_corpus("grammar-en-de", "test").pairs
     pairs = pairs[:: math.ceil(len(pairs) / 10)]
@@ -241,8 +263,9 @@ def test_the_loss_is_of_the_split_that_is_scored(whole, tmp_path):
 def test_what_is_finished_is_not_repeated(whole):
     out, results = whole
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.suffix != ".lock"}
-    again = ablate(tiny(), out, ["base", "C-N2"], device="cpu", sentences=10,
-                   show=False)  # fmt: skip
+    again = ablate(
+        tiny(), out, ["base", "C-N2"], device="cpu", sentences=10, show=False
+    )
     assert again == results
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
@@ -282,8 +305,17 @@ def test_a_row_that_another_process_runs_is_left_to_it(whole):
     assert got == results and not (out / "E-0.json").exists()
 
 
-COMMAND = ["ablate", "{recipe}", "--rows", "base", "C-N2", "--sentences", "10",
-           "--device", "cpu"]  # fmt: skip
+COMMAND = [
+    "ablate",
+    "{recipe}",
+    "--rows",
+    "base",
+    "C-N2",
+    "--sentences",
+    "10",
+    "--device",
+    "cpu",
+]
 
 
 def test_killed_anywhere_the_table_is_the_same(whole, tmp_path):
@@ -293,17 +325,21 @@ def test_killed_anywhere_the_table_is_the_same(whole, tmp_path):
     flat = {k: v for k, v in asdict(tiny()).items() if k != "model" and v is not None}
     lines = (f"{name} = {json.dumps(value)}" for name, value in flat.items())
     recipe.write_text("\n".join(lines) + f"\n[model]\n{model}\n")
-    command = [sys.executable, "-c",
-               "import sys; from transformer_lib.command_line import main; "
-               "sys.exit(main())"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from transformer_lib.command_line import main; sys.exit(main())",
+    ]
     words = [word.format(recipe=recipe) for word in COMMAND] + ["--out", str(out)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     began = {"run": out / "base-0" / "recipe.json", "first": out / "base-0.json"}
     for moment in ("run", "first"):
         with subprocess.Popen(
-            command + words, env=env, stdout=subprocess.DEVNULL,
+            command + words,
+            env=env,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        ) as process:  # fmt: skip
+        ) as process:
             limit = time.monotonic() + 1800
             while not began[moment].exists() and process.poll() is None:
                 assert time.monotonic() < limit
@@ -328,13 +364,23 @@ def test_the_command_says_what_is_wrong(capsys, tmp_path):
 
 
 def result(row: str, perplexity: float, bleu: float, seed: int = 0) -> dict:
-    return {"row": row, "seed": seed, "perplexity": perplexity, "bleu": bleu,
-            "parameters": 2_000_000}  # fmt: skip
+    return {
+        "row": row,
+        "seed": seed,
+        "perplexity": perplexity,
+        "bleu": bleu,
+        "parameters": 2_000_000,
+    }
 
 
 def test_table_over_seeds():
-    lines = table([result("base", 10.0, 5.0), result("base", 12.0, 7.0, 1),
-                   result("A1", 13.0, 4.0)])  # fmt: skip
+    lines = table(
+        [
+            result("base", 10.0, 5.0),
+            result("base", 12.0, 7.0, 1),
+            result("A1", 13.0, 4.0),
+        ]
+    )
     assert [line["row"] for line in lines] == ["base", "A1"]
     assert lines[0]["perplexity"] == 11.0 and lines[0]["bleu"] == 6.0
     assert lines[0]["perplexity_spread"] == pytest.approx(math.sqrt(2))
@@ -347,15 +393,31 @@ def test_table_over_seeds():
 
 def runs_of(**rows) -> list[dict]:
     """Results from row -> losses by seed, 0, 1 and so on."""
-    return [result(row.replace("_", "-"), math.exp(loss), 5.0, seed)
-            for row, values in rows.items()
-            for seed, loss in enumerate(values)]  # fmt: skip
+    return [
+        result(row.replace("_", "-"), math.exp(loss), 5.0, seed)
+        for row, values in rows.items()
+        for seed, loss in enumerate(values)
+    ]
 
 
 # t for two-sided 95%, as printed in tables of Student's distribution.
-T_TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365,
-           8: 2.306, 10: 2.228, 12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042,
-           60: 2.000, 120: 1.980}  # fmt: skip
+T_TABLE = {
+    1: 12.706,
+    2: 4.303,
+    3: 3.182,
+    4: 2.776,
+    5: 2.571,
+    6: 2.447,
+    7: 2.365,
+    8: 2.306,
+    10: 2.228,
+    12: 2.179,
+    15: 2.131,
+    20: 2.086,
+    30: 2.042,
+    60: 2.000,
+    120: 1.980,
+}
 
 
 @pytest.mark.parametrize("freedom, t", T_TABLE.items())
@@ -376,7 +438,7 @@ def test_spread_is_pooled_over_paired_differences():
     """As the residual error of one-way analysis of variance on the differences."""
     runs = runs_of(base=[2.0, 2.3, 2.1], A1=[2.4, 2.9], A4=[2.1, 2.2, 2.4], A16=[2.0])
     found = _paired_differences(runs)
-    assert found["A1"] == pytest.approx([0.4, 0.6]) and list(found)[0] == "A1"
+    assert found["A1"] == pytest.approx([0.4, 0.6]) and next(iter(found)) == "A1"
     assert found["A16"] == pytest.approx([0.0])
     several = [np.array(found[key]) for key in ("A1", "A4")]
     residuals = np.concatenate([v - v.mean() for v in several])
@@ -409,8 +471,10 @@ def test_losses_are_of_the_test_set_where_all_have_one():
 
 def test_claims_are_the_twelve_of_at_least_3_5_percent():
     """Typed from the design of the experiment, not from the rule."""
-    assert set(_CLAIMS) == set("A1 B16 C-N2 C-N4 C-d256 C-d1024 C-ff1024 C-ff4096 "
-                              "D-drop0.0 D-ls0.0 D-ls0.2 big".split())  # fmt: skip
+    assert set(_CLAIMS) == set(
+        "A1 B16 C-N2 C-N4 C-d256 C-d1024 C-ff1024 C-ff4096 "
+        "D-drop0.0 D-ls0.0 D-ls0.2 big".split()
+    )
     others = [key for key in TABLE3 if key not in _CLAIMS]
     assert all(abs(_paper_difference(key)) < 0.02 for key in others)
 
@@ -423,13 +487,24 @@ def test_holm_by_hand():
 
 
 def test_verdicts_know_the_noise():
-    runs = runs_of(base=[2.0, 2.1, 2.2], A4=[2.001, 2.101, 2.202], E=[2.3, 2.4, 2.5],
-                   C_N2=[2.2, 2.3, 2.4], big=[2.5, 2.6, 2.7], A1=[2.0, 2.1, 2.2],
-                   **{"D_drop0.2": [2.006, 2.106, 2.206]})  # fmt: skip
+    runs = runs_of(
+        base=[2.0, 2.1, 2.2],
+        A4=[2.001, 2.101, 2.202],
+        E=[2.3, 2.4, 2.5],
+        C_N2=[2.2, 2.3, 2.4],
+        big=[2.5, 2.6, 2.7],
+        A1=[2.0, 2.1, 2.2],
+        **{"D_drop0.2": [2.006, 2.106, 2.206]},
+    )
     found = {row["row"]: row["verdict"] for row in compare(runs)}
-    assert found == {"A1": "not decided", "A4": "equal, as predicted",
-                     "C-N2": "as in the paper", "D-drop0.2": "equal, as predicted",
-                     "E": "not equal", "big": "the reverse"}  # fmt: skip
+    assert found == {
+        "A1": "not decided",
+        "A4": "equal, as predicted",
+        "C-N2": "as in the paper",
+        "D-drop0.2": "equal, as predicted",
+        "E": "not equal",
+        "big": "the reverse",
+    }
     alone = compare(runs_of(base=[2.0], A1=[2.5], E=[2.5]))
     assert {row["verdict"] for row in alone} == {"not decided"}  # no noise is known
     assert all(math.isnan(row["error"]) and row["p"] is None for row in alone)
@@ -447,13 +522,30 @@ def test_a_factor_of_two_is_not_enough_for_few_degrees_of_freedom():
     assert found["D-drop0.2"]["verdict"] == "not equal"  # it never agreed by 0.6%
 
 
-SHORT_RUNS = [result(row, value, 4.0, seed) for row, *values in (
-    ("base", 75.611, 71.884, 73.635), ("A4", 73.753, 70.499), ("A16", 80.309, 75.776),
-    ("E", 62.621, 59.294), ("pre-norm", 42.757, 43.403), ("C-d1024", 68.759),
-    ("C-ff1024", 80.433), ("D-drop0.2", 100.02), ("C-N2", 49.493), ("B16", 86.108),
-    ("A1", 71.56), ("C-N4", 52.415), ("C-d256", 101.402), ("C-ff4096", 77.795),
-    ("D-drop0.0", 52.969), ("D-ls0.0", 72.477), ("D-ls0.2", 84.172), ("big", 125.564),
-) for seed, value in enumerate(values)]  # fmt: skip
+SHORT_RUNS = [
+    result(row, value, 4.0, seed)
+    for row, *values in (
+        ("base", 75.611, 71.884, 73.635),
+        ("A4", 73.753, 70.499),
+        ("A16", 80.309, 75.776),
+        ("E", 62.621, 59.294),
+        ("pre-norm", 42.757, 43.403),
+        ("C-d1024", 68.759),
+        ("C-ff1024", 80.433),
+        ("D-drop0.2", 100.02),
+        ("C-N2", 49.493),
+        ("B16", 86.108),
+        ("A1", 71.56),
+        ("C-N4", 52.415),
+        ("C-d256", 101.402),
+        ("C-ff4096", 77.795),
+        ("D-drop0.0", 52.969),
+        ("D-ls0.0", 72.477),
+        ("D-ls0.2", 84.172),
+        ("big", 125.564),
+    )
+    for seed, value in enumerate(values)
+]
 
 
 @pytest.mark.parametrize("right, ways", [(12, 1), (10, 79), (6, 2510)])
@@ -504,9 +596,12 @@ def test_rank_agreement_by_hand():
 
 def test_row_is_a_plain_record():
     assert asdict(Row("x", {"d_k": 8})) == {
-        "key": "x", "changes": {"d_k": 8}, "perplexity": None, "bleu": None,
+        "key": "x",
+        "changes": {"d_k": 8},
+        "perplexity": None,
+        "bleu": None,
         "millions": None,
-    }  # fmt: skip
+    }
     assert replace(TABLE3["A1"], bleu=0.0).bleu == 0.0
 
 
@@ -567,12 +662,24 @@ def test_bleu_is_measured_on_the_text_that_was_prepared(tmp_path, monkeypatch):
     prepare(corpus, tmp_path / "data", 350)
     seen = []
     monkeypatch.setattr(
-        ablations, "_measure", lambda recipe, run, data, pairs, *_: seen.append(pairs)
-        or {"recipe": asdict(recipe), "perplexity": 1.0, "bleu": 1.0},
-    )  # fmt: skip
+        ablations,
+        "_measure",
+        lambda recipe, run, data, pairs, *_: (
+            seen.append(pairs)
+            or {"recipe": asdict(recipe), "perplexity": 1.0, "bleu": 1.0}
+        ),
+    )
     base = tiny()  # its corpus is the grammar's
-    ablate(base, tmp_path / "out", ["base"], (0,), tmp_path / "data", "cpu",
-           sentences=25, show=False)  # fmt: skip
+    ablate(
+        base,
+        tmp_path / "out",
+        ["base"],
+        (0,),
+        tmp_path / "data",
+        "cpu",
+        sentences=25,
+        show=False,
+    )
     held_out = load_corpus(corpus, "valid").pairs
     assert len(held_out) > 50, "too few to see that they are spread out"
     assert seen == [held_out[:: math.ceil(len(held_out) / 25)]]

@@ -36,9 +36,9 @@ def lost(path):
     found = []
     for target, anchor in re.findall(r"\]\(([^)\s#]*)#([^)\s]+)\)", text_of(path)):
         file = (path.parent / target).resolve() if target else path
-        if not re.match(r"[a-z]+:", target) and not NUMBERED.fullmatch(anchor):
-            if anchor not in anchors(file):
-                found.append(f"{target}#{anchor}")
+        looked_up = not re.match(r"[a-z]+:", target) and not NUMBERED.fullmatch(anchor)
+        if looked_up and anchor not in anchors(file):
+            found.append(f"{target}#{anchor}")
     return found
 
 

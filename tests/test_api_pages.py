@@ -13,7 +13,7 @@ NAMES = [name for name in documents() if name.startswith(API)]
 
 
 def test_the_pages_that_stand_for_all_are_here():
-    assert EXAMPLES <= set(NAMES) and HEADER <= set(documents())
+    assert set(NAMES) >= EXAMPLES and set(documents()) >= HEADER
 
 
 @pytest.mark.parametrize("name", [*NAMES, "search", "genindex", "404"])

@@ -58,7 +58,7 @@ def test_view_holds_the_weights(pair):
 
 
 def test_view_escapes_what_it_is_given():
-    odd = ['<b>"&\'</script>', "</s>"]
+    odd = ["<b>\"&'</script>", "</s>"]
     weights = {"encoder": [torch.full((1, 1, 2, 2), 0.5)]}
     maps = AttentionMaps(odd, ["<s>"], weights)
     view = AttentionView(maps, "encoder", kinds=["encoder"])

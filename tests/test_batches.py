@@ -67,9 +67,14 @@ def test_index_out_of_range():
 
 @pytest.mark.parametrize(
     ("size", "wanted"),
-    [(256, "uint8"), (257, "uint16"), (8000, "uint16"), (65_536, "uint16"),
-     (65_537, "uint32")],
-)  # fmt: skip
+    [
+        (256, "uint8"),
+        (257, "uint16"),
+        (8000, "uint16"),
+        (65_536, "uint16"),
+        (65_537, "uint32"),
+    ],
+)
 def test_the_smallest_type_that_holds_the_vocabulary(size, wanted):
     assert _id_type(size) == np.dtype(wanted)
     flat, _ = _flatten([[size - 1, 0]], size)
@@ -474,8 +479,10 @@ def test_where_there_is_nothing_to_rename(named):
 # --- packed rows ---
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1),
-       st.integers(9, 30))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1),
+    st.integers(9, 30),
+)
 def test_rows_are_filled_and_none_is_over(sizes, width):
     rows = _fill_rows(sizes, width)
     assert sorted(i for row in rows for i in row) == list(range(len(sizes)))

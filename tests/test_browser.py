@@ -54,8 +54,9 @@ def test_npm_is_asked_before_playwright(sources, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "run", lambda command: asked.append(command))
     assert module.fetch() is None
     assert [command[:2] for command in asked] == [
-        ["npm", "ci"], [sys.executable, "-m"],
-    ]  # fmt: skip
+        ["npm", "ci"],
+        [sys.executable, "-m"],
+    ]
     assert "playwright" in asked[1] and "chromium" in asked[1]
     lock = json.loads((tmp_path / "web" / "package-lock.json").read_text("utf-8"))
     assert "node_modules/@sparticuz/chromium" in lock["packages"]
@@ -88,9 +89,13 @@ def test_a_command_that_fails_is_told_in_its_last_words(capsys):
 @pytest.mark.parametrize(("needed", "status"), [("", 0), ("needed", 1)])
 def test_a_run_without_a_browser_says_so_and_fails_where_one_is_needed(needed, status):
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "LITERATE_BROWSER": needed}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", WITHOUT],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LITERATE_BROWSER": needed},
+        check=False,
+    )
     assert done.returncode == status, done.stdout + done.stderr
     last = done.stdout.strip().splitlines()
     assert any(

@@ -56,7 +56,9 @@ def test_each_thread_is_linked_in_the_chapter(name):
     assert (ROOT / "notebooks" / f"{item.chapter}.ipynb").exists()
     for thread in item.reported:
         repository, number = re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", thread).groups()
-        link = rf"\(https://github\.com/{re.escape(repository)}/(issues|pull)/{number}\)"
+        link = (
+            rf"\(https://github\.com/{re.escape(repository)}/(issues|pull)/{number}\)"
+        )
         assert re.search(link, PROSE), f"{thread} is not linked"
 
 
@@ -70,8 +72,10 @@ def test_no_link_to_a_thread_without_an_exhibit():
 def test_there_is_a_room_full_and_each_has_its_own_check():
     assert len(EXHIBITS) >= 15
     assert len({item.check for item in EXHIBITS.values()}) == len(EXHIBITS)
-    assert all(f'show("{name}")' in CHAPTER.read_text("utf-8").replace('\\"', '"')
-               for name in EXHIBITS)  # fmt: skip
+    assert all(
+        f'show("{name}")' in CHAPTER.read_text("utf-8").replace('\\"', '"')
+        for name in EXHIBITS
+    )
 
 
 def test_exhibit_registers_and_other_errors_are_not_swallowed(monkeypatch):
@@ -145,8 +149,9 @@ def noam_of_torch(update, d_model, warmup):
 
 def averaged_by_numpy(states):
     names = states[0]
-    return {n: torch.tensor(sum(s[n].numpy() for s in states) / len(states))
-            for n in names}  # fmt: skip
+    return {
+        n: torch.tensor(sum(s[n].numpy() for s in states) / len(states)) for n in names
+    }
 
 
 def ignoring(logits, target, epsilon):
@@ -157,8 +162,9 @@ OTHERS = {
     "doubled exponent": positions_by_the_formula,
     "lines that are none": python_lines,
     "wrong width": F.scaled_dot_product_attention,
-    "wrong axis": lambda q, k: torch_weights(*(x[None, None] for x in (q, k)),
-                                             torch.ones(1, len(k)).bool())[0, 0],
+    "wrong axis": lambda q, k: torch_weights(
+        *(x[None, None] for x in (q, k)), torch.ones(1, len(k)).bool()
+    )[0, 0],
     "mask upside down": lambda x: F.scaled_dot_product_attention(
         x, x, x, is_causal=True
     ),
@@ -174,7 +180,7 @@ OTHERS = {
     "stale cache": FullSteps,
     "references turned": sacrebleu_itself,
     "two kinds of text": sacrebleu_itself,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -187,9 +193,15 @@ def test_what_is_not_ours_passes(name):
 
 def smaller_base(length, d_model):
     return positions_by_the_formula(length, d_model) * 0 + torch.stack(
-        [f(torch.arange(length)[:, None] / 1000 ** (2 * torch.arange(d_model // 2)
-           / d_model)) for f in (torch.sin, torch.cos)], -1
-    ).flatten(-2)  # fmt: skip
+        [
+            f(
+                torch.arange(length)[:, None]
+                / 1000 ** (2 * torch.arange(d_model // 2) / d_model)
+            )
+            for f in (torch.sin, torch.cos)
+        ],
+        -1,
+    ).flatten(-2)
 
 
 class LateSteps(CachedSteps):
@@ -229,8 +241,13 @@ def first_only(hypotheses, references):
 
 def cosine_of_the_next(length, d_model):
     i, pos = torch.arange(0, d_model, 2), torch.arange(length)[:, None]
-    table = torch.stack([(pos / 10000 ** (i / d_model)).sin(),
-                         (pos / 10000 ** ((i + 1) / d_model)).cos()], -1)
+    table = torch.stack(
+        [
+            (pos / 10000 ** (i / d_model)).sin(),
+            (pos / 10000 ** ((i + 1) / d_model)).cos(),
+        ],
+        -1,
+    )
     return table.flatten(-2)
 
 
@@ -245,8 +262,11 @@ def first_rate_zero(update, d_model, warmup):
 
 RELATIVES = [
     ("doubled exponent", smaller_base, "exponent is wrong"),
-    ("doubled exponent", lambda n, d: positions_by_the_formula(n + 1, d)[1:],
-     "position 1"),
+    (
+        "doubled exponent",
+        lambda n, d: positions_by_the_formula(n + 1, d)[1:],
+        "position 1",
+    ),
     ("doubled exponent", cosine_of_the_next, "different angles"),
     ("mask of vectors", lambda ids, x: (ids != EOS)[:, None, None], "is hidden"),
     ("mask of vectors", lambda ids, x: (ids != 7)[:, None, None], "2 of 2"),
@@ -254,32 +274,58 @@ RELATIVES = [
     ("target not shifted", without_end, "must be said"),
     ("target not shifted", read_as_said, "already read"),
     ("lines that are none", lambda p: p.read_text("utf-8").split("\n"), "is read as"),
-    ("lines that are none", lambda p: [line.replace("\r", " ") for line in
-                                       python_lines(p)], "the lines are"),
+    (
+        "lines that are none",
+        lambda p: [line.replace("\r", " ") for line in python_lines(p)],
+        "the lines are",
+    ),
     ("wrong width", lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-1) @ v, "0.900"),
-    ("wrong axis", lambda q, k: (q @ k.T).flatten().softmax(0).unflatten(0, (3, 5)),
-     "spend"),
+    (
+        "wrong axis",
+        lambda q, k: (q @ k.T).flatten().softmax(0).unflatten(0, (3, 5)),
+        "spend",
+    ),
     ("wrong axis", lambda q, k: (q @ k.T).sigmoid(), "spend"),
     ("mask upside down", lambda x: F.scaled_dot_product_attention(x, x, x), "5 of 5"),
     ("mask upside down", lambda x: F.pad(x, (0, 0, 1, 0))[:, :-1], "its own token"),
     ("nothing allowed", zeros_afterwards, "gradient of the values: 20"),
-    ("half precision", lambda q, k, v, m: (q @ k.T).masked_fill(~m, -8.0).softmax(-1)
-     @ v if q.dtype == torch.half else F.scaled_dot_product_attention(q, k, v, m),
-     "off by"),
+    (
+        "half precision",
+        lambda q, k, v, m: (
+            (q @ k.T).masked_fill(~m, -8.0).softmax(-1) @ v
+            if q.dtype == torch.half
+            else F.scaled_dot_product_attention(q, k, v, m)
+        ),
+        "off by",
+    ),
     ("mixed heads", lambda x: x.flip(-1).transpose(1, 2).flatten(2), "numbers of a"),
     ("mixed heads", lambda x: x.flip(1).transpose(1, 2).flatten(2), "[2, 2, 1, 1"),
     ("mixed heads", lambda x: x.flip(2).transpose(1, 2).flatten(2), "the places [2]"),
     ("mixed heads", lambda x: x.permute(0, 2, 3, 1).flatten(2), "order"),
-    ("somebody else's mask", lambda q, k, m: (q @ k.transpose(-2, -1)).masked_fill(
-        ~m.any(0), -torch.inf).softmax(-1), "company"),
-    ("dropout that stays", lambda d, h, dropout: TorchAttention(d, h, 0.0),
-     "nothing is dropped"),
-    ("sample deviation", lambda x: (x - x.mean()) / (x.std(correction=0) + 1e-5),
-     "under the root"),
+    (
+        "somebody else's mask",
+        lambda q, k, m: (
+            (q @ k.transpose(-2, -1)).masked_fill(~m.any(0), -torch.inf).softmax(-1)
+        ),
+        "company",
+    ),
+    (
+        "dropout that stays",
+        lambda d, h, dropout: TorchAttention(d, h, 0.0),
+        "nothing is dropped",
+    ),
+    (
+        "sample deviation",
+        lambda x: (x - x.mean()) / (x.std(correction=0) + 1e-5),
+        "under the root",
+    ),
     ("sample deviation", lambda x: (x - x.mean()) / (x.var() + 1e-5).sqrt(), "0.866"),
     ("smoothed padding", lambda x, y, e: ignoring(x, y, 0.0), "torch"),
-    ("smoothed padding", lambda x, y, e: F.cross_entropy(x, y, label_smoothing=e),
-     "padding"),
+    (
+        "smoothed padding",
+        lambda x, y, e: F.cross_entropy(x, y, label_smoothing=e),
+        "padding",
+    ),
     ("mean of means", batch_sum, "off by"),
     ("first update", lambda n, d, w: noam_of_torch(n + 1, d, w), "the peak is"),
     ("first update", lambda n, d, w: 2 * noam_of_torch(n, d, w), "peak is 1.40e-03"),
@@ -292,7 +338,7 @@ RELATIVES = [
     ("references turned", lambda h, r: sacrebleu_itself(h, r) / 2, "a perfect"),
     ("references turned", lambda h, r: sacrebleu_itself(h[:2], r[:2]), "another order"),
     ("two kinds of text", lambda h, r: 0.0, "0.0"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name, wrong, telling", RELATIVES)
@@ -395,25 +441,43 @@ def by_name(mean):
         ("looks_ahead", whole_output, "was accused"),
         ("looks_ahead", lambda attend, x: True, "was accused"),
         ("looks_ahead", lambda attend, x: False, "without any mask"),
-        ("first_difference", differing(lambda a, b, e: (a - b).abs().mean() > e),
-         "A mean hides it"),
-        ("first_difference", differing(lambda a, b, e: (a - b).abs().max() > e),
-         "a NaN"),
+        (
+            "first_difference",
+            differing(lambda a, b, e: (a - b).abs().mean() > e),
+            "A mean hides it",
+        ),
+        (
+            "first_difference",
+            differing(lambda a, b, e: (a - b).abs().max() > e),
+            "a NaN",
+        ),
         ("first_difference", differing(lambda a, b, e: (b - a).max() > e), "abs"),
         ("first_difference", differing(lambda a, b, e: (a != b).any()), "below the"),
-        ("first_difference", differing(lambda a, b, e: (a - b).abs().max() > e, max),
-         "the last one"),
-        ("first_difference", differing(lambda a, b, e: not torch.allclose(
-            a, b, rtol=0, atol=1e-5)), "use it"),
+        (
+            "first_difference",
+            differing(lambda a, b, e: (a - b).abs().max() > e, max),
+            "the last one",
+        ),
+        (
+            "first_difference",
+            differing(lambda a, b, e: not torch.allclose(a, b, rtol=0, atol=1e-5)),
+            "use it",
+        ),
         ("average_states", in_place, "+= works in place"),
-        ("average_states", by_name(lambda ts: torch.stack(ts).mean(0) * 0 + sum(
-            ts) / len(ts)), "overflowed"),
+        (
+            "average_states",
+            by_name(lambda ts: torch.stack(ts).mean(0) * 0 + sum(ts) / len(ts)),
+            "overflowed",
+        ),
         ("average_states", by_name(lambda ts: ts[-1]), "yours are"),
-        ("average_states", by_name(lambda ts: sum(t.double() for t in ts) / len(ts)),
-         "go back at the end"),
+        (
+            "average_states",
+            by_name(lambda ts: sum(t.double() for t in ts) / len(ts)),
+            "go back at the end",
+        ),
         ("average_states", lambda states: states, "Give a dictionary"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(check, wrong, telling):
     verdict = getattr(exercises, f"check_{check}")(wrong)
     assert not verdict.passed

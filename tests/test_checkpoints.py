@@ -71,8 +71,9 @@ def test_average_of_halves_is_summed_wider(tmp_path):
     for i in range(4):
         checkpoints._save_tensors(
             tmp_path / f"step-{i:06d}.safetensors",
-            {"w": torch.full((3,), 40000.0, dtype=torch.float16)}, {},
-        )  # fmt: skip
+            {"w": torch.full((3,), 40000.0, dtype=torch.float16)},
+            {},
+        )
     mean = average_checkpoints(tmp_path)["w"]
     assert mean.dtype == torch.float16 and mean.tolist() == [40000.0] * 3
 

@@ -95,8 +95,11 @@ def test_every_record_is_on_the_page_of_evidence():
 def test_benchmarks_lead_with_equal_batches():
     """What the page of evidence says of a record comes from like beside like first."""
     cells = json.loads((ROOT / "notebooks" / "32_evidence.ipynb").read_text("utf-8"))
-    (source,) = ("".join(cell["source"]) for cell in cells["cells"]
-                 if "ENTRIES = {" in "".join(cell["source"]))  # fmt: skip
+    (source,) = (
+        "".join(cell["source"])
+        for cell in cells["cells"]
+        if "ENTRIES = {" in "".join(cell["source"])
+    )
     names: dict = {}
     exec(source, names)
     ours = {"tokens_per_second_median": 90.0, "times_peer_median": 3.0}
@@ -106,9 +109,11 @@ def test_benchmarks_lead_with_equal_batches():
     assert said.startswith("0.90 to 0.90 times") and "equal batches" in said
     assert said.index("equal batches") < said.index("random batches")
     assert said.endswith("3.0 to 3.0")
-    runs = {"ours": {"tokens_per_second": 110.0, "peak_mb": 50.0},
-            "Hugging Face, by length": {"tokens_per_second": 100.0, "peak_mb": 100.0},
-            "Hugging Face": {"tokens_per_second": 20.0, "peak_mb": 200.0}}  # fmt: skip
+    runs = {
+        "ours": {"tokens_per_second": 110.0, "peak_mb": 50.0},
+        "Hugging Face, by length": {"tokens_per_second": 100.0, "peak_mb": 100.0},
+        "Hugging Face": {"tokens_per_second": 20.0, "peak_mb": 200.0},
+    }
     paces = {"ours": 30.0, "Hugging Face, by length": 20.0, "Hugging Face": 5.0}
     engines = {name: {"tokens_per_second": pace} for name, pace in paces.items()}
     said = names["peers_of"]({"training": runs, "decoding": {"engines": engines}})

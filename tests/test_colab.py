@@ -55,15 +55,19 @@ def test_its_torch_is_colabs_everywhere(colab, tmp_path, monkeypatch):
     assert colab.TORCH.removeprefix("torch==") in colab.VERSIONS.read_text("utf-8")
     weekly = (ROOT / ".github" / "workflows" / "weekly.yml").read_text("utf-8")
     assert f"make colab TORCH={colab.TORCH}\n" in weekly
-    (wanted,) = (r for r in map(Requirement, PROJECT["dependencies"])
-                 if r.name == "torch")  # fmt: skip
+    (wanted,) = (
+        r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "torch"
+    )
     assert wanted.specifier.contains(colab.TORCH.removeprefix("torch=="))
 
     def torch_of(*settings):
         done = subprocess.run(
             ["make", "--dry-run", "--no-print-directory", "colab", *settings],
-            cwd=ROOT, check=True, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         asked = shlex.split(done.stdout.replace("\\\n", " "))
         assert asked[1] == "book/_tools/colab.py"
         taken, place = [], tmp_path / str(len(settings))
@@ -85,14 +89,31 @@ def test_its_torch_is_colabs_everywhere(colab, tmp_path, monkeypatch):
     assert torch_of() == "torch==2.8.0"
 
 
-@pytest.mark.parametrize(("asked", "there", "taken", "said"), [
-    ("torch==2.10.0", ["torch==2.10.0", "-r"], "torch==2.10.0", ""),
-    ("torch==2.10.0", ["-r"], "torch==2.0.1",
-     "torch==2.0.1, since torch==2.10.0 cannot be installed here; see"),
-    ("torch==2.10.0", ["torch==2.10.0"], "torch==2.10.0", "other versions of the rest"),
-    ("torch==2.10.0", [], "torch==2.0.1", "here, and other versions of the rest; see"),
-    ("torch==2.9.0", ["-r"], None, ""),  # who names one wants no other
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "there", "taken", "said"),
+    [
+        ("torch==2.10.0", ["torch==2.10.0", "-r"], "torch==2.10.0", ""),
+        (
+            "torch==2.10.0",
+            ["-r"],
+            "torch==2.0.1",
+            "torch==2.0.1, since torch==2.10.0 cannot be installed here; see",
+        ),
+        (
+            "torch==2.10.0",
+            ["torch==2.10.0"],
+            "torch==2.10.0",
+            "other versions of the rest",
+        ),
+        (
+            "torch==2.10.0",
+            [],
+            "torch==2.0.1",
+            "here, and other versions of the rest; see",
+        ),
+        ("torch==2.9.0", ["-r"], None, ""),  # who names one wants no other
+    ],
+)
 def test_where_colabs_versions_cannot_be_installed(
     colab, asked, there, taken, said, tmp_path, monkeypatch, capsys
 ):

@@ -51,8 +51,20 @@ def place(tmp_path_factory):
             (folder / f"{split}.{ending}").write_text(text, encoding="utf-8")
     before = os.getcwd()
     os.chdir(folder)
-    prepared = main(["prepare", "--train", "train.en", "train.de", "--out", "data",
-                     "--vocab-size", "500", "--threads", "1"])  # fmt: skip
+    prepared = main(
+        [
+            "prepare",
+            "--train",
+            "train.en",
+            "train.de",
+            "--out",
+            "data",
+            "--vocab-size",
+            "500",
+            "--threads",
+            "1",
+        ]
+    )
     trained = main(TRAIN)
     os.chdir(before)
     assert (prepared, trained) == (0, 0)
@@ -164,10 +176,19 @@ def test_prepare_finds_columns_and_says_what_it_read(at, capsys):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--columns", "2"), ("--columns", "0,1"), ("--columns", "a,"), ("--share", "0"),
-     ("--share", "2"), ("--share", "x"), ("--normalize", "nfd"), ("--from", ""),
-     ("--bad", "none"), ("--threads", "999999999999")],
-)  # fmt: skip
+    [
+        ("--columns", "2"),
+        ("--columns", "0,1"),
+        ("--columns", "a,"),
+        ("--share", "0"),
+        ("--share", "2"),
+        ("--share", "x"),
+        ("--normalize", "nfd"),
+        ("--from", ""),
+        ("--bad", "none"),
+        ("--threads", "999999999999"),
+    ],
+)
 def test_options_of_prepare_that_cannot_be(option, value, at, capsys):
     words = ["prepare", "--train", "train.en", "train.de", "--out", "never"]
     assert main([*words, option, value]) == 2
@@ -269,14 +290,22 @@ def test_prepare_accounts_for_every_pair(at, capsys):
     assert kept == len(lines) == left + train + valid and left > 100
 
 
-@pytest.mark.parametrize(("asked", "said"), [
-    (["diagnose", "m", "--sentences", "0"], '"0" for --sentences. Must be >= 1'),
-    (["diagnose", "m", "--sentences", "-5"], '"-5" for --sentences. Must be >= 1'),
-    (["diagnose", "m", "--sentences", "1.5"], "'1.5' is no whole number"),
-    (["ablate", "m", "--out", "o", "--seeds", "1", "1.5"], "'1.5' is no whole number"),
-    (["train", "small", "--run", "r", "--max-minutes", "nan"],
-     '"nan" for --max-minutes. Must be > 0'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["diagnose", "m", "--sentences", "0"], '"0" for --sentences. Must be >= 1'),
+        (["diagnose", "m", "--sentences", "-5"], '"-5" for --sentences. Must be >= 1'),
+        (["diagnose", "m", "--sentences", "1.5"], "'1.5' is no whole number"),
+        (
+            ["ablate", "m", "--out", "o", "--seeds", "1", "1.5"],
+            "'1.5' is no whole number",
+        ),
+        (
+            ["train", "small", "--run", "r", "--max-minutes", "nan"],
+            '"nan" for --max-minutes. Must be > 0',
+        ),
+    ],
+)
 def test_numbers_that_make_no_sense_are_refused(asked, said, capsys):
     assert main(asked) == 2
     assert said in capsys.readouterr().err
@@ -292,11 +321,16 @@ def test_an_empty_file_to_validate_on_is_named(at, capsys):
     assert not (at / "none").exists()
 
 
-@pytest.mark.parametrize("words", [
-    ["train", "small", "--run", ""], ["prepare", "--out", " ", "--corpus", "x"],
-    ["translate", "run", "--output", ""], ["average", "run", "--out", ""],
-    ["train", "--run", "r", "--from", ""],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "small", "--run", ""],
+        ["prepare", "--out", " ", "--corpus", "x"],
+        ["translate", "run", "--output", ""],
+        ["average", "run", "--out", ""],
+        ["train", "--run", "r", "--from", ""],
+    ],
+)
 def test_an_empty_name_is_not_the_current_folder(at, words, capsys):
     assert main(words) == 2
     option = words[-2] if words[0] != "prepare" else "--out"
@@ -307,9 +341,20 @@ def test_an_empty_name_is_not_the_current_folder(at, words, capsys):
 WRITING = {
     "--output": ["translate", "run", "one.en", "--beam-size", "1"],
     "--json": ["evaluate", "run", "--test", "one.en", "one.en", "--beam-size", "1"],
-    "--record": ["ablate", "small", "--rows", "base", "--data", "data", *TINY,
-                 "--out", "ablated", "--sentences", "2"],
-}  # fmt: skip
+    "--record": [
+        "ablate",
+        "small",
+        "--rows",
+        "base",
+        "--data",
+        "data",
+        *TINY,
+        "--out",
+        "ablated",
+        "--sentences",
+        "2",
+    ],
+}
 
 
 @pytest.mark.parametrize("option", WRITING)
@@ -384,8 +429,11 @@ def test_no_place_that_is_written_to_is_left_out():
     assert {(c, option) for c, option in ALL_OPTIONS if option in places} == set(EARLY)
 
 
-PROGRAMS = [path for path in sorted(ROOT.glob("benchmarks/*.py"))
-            if '"--out"' in path.read_text("utf-8")]  # fmt: skip
+PROGRAMS = [
+    path
+    for path in sorted(ROOT.glob("benchmarks/*.py"))
+    if '"--out"' in path.read_text("utf-8")
+]
 PROGRAMS.append(ROOT / "experiments" / "evidence.py")
 
 
@@ -405,8 +453,11 @@ def test_programs_say_at_once_that_their_record_cannot_be_written(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@settings(max_examples=15, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(lines=st.lists(st.text(max_size=30).filter(lambda t: "\n" not in t), max_size=4))
 def test_any_lines_come_back_as_many(at, lines):
     content = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
@@ -432,9 +483,11 @@ def test_translate_answers_before_the_input_ends(at):
     code = "from transformer_lib.command_line import main; main()"
     with subprocess.Popen(
         [sys.executable, "-c", code, "translate", "run", "--beam-size", "1"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=at,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=at,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-    ) as program:  # fmt: skip
+    ) as program:
         watch = threading.Timer(120, program.kill)
         watch.start()
         program.stdin.write(b"The dog sleeps.\n")
@@ -451,11 +504,15 @@ SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 def started(at, *words):
     """The program with a pipe to its input that stays open, where signals are new."""
     return subprocess.Popen(
-        [sys.executable, "-m", "transformer_lib", *words], cwd=at, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "transformer_lib", *words],
+        cwd=at,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         preexec_fn=lambda: [signal.signal(kind, signal.SIG_DFL) for kind in SIGNALS],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", SIGNALS)
@@ -511,15 +568,18 @@ def test_a_signal_ends_each_command_in_order(command, kind, monkeypatch, tmp_pat
     assert after is usual
 
 
-@pytest.mark.parametrize("line", [
-    "PYTHONUNBUFFERED= transformer-lib --help",
-    "PYTHONUNBUFFERED= transformer-lib --version",
-    "PYTHONUNBUFFERED= transformer-lib translate run test.en --beam-size 1",
-    "PYTHONUNBUFFERED=1 transformer-lib --help",
-    "PYTHONUNBUFFERED=1 transformer-lib translate --help",
-    "PYTHONUNBUFFERED=1 transformer-lib --version",
-    "PYTHONUNBUFFERED=1 transformer-lib translate run test.en --beam-size 1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "PYTHONUNBUFFERED= transformer-lib --help",
+        "PYTHONUNBUFFERED= transformer-lib --version",
+        "PYTHONUNBUFFERED= transformer-lib translate run test.en --beam-size 1",
+        "PYTHONUNBUFFERED=1 transformer-lib --help",
+        "PYTHONUNBUFFERED=1 transformer-lib translate --help",
+        "PYTHONUNBUFFERED=1 transformer-lib --version",
+        "PYTHONUNBUFFERED=1 transformer-lib translate run test.en --beam-size 1",
+    ],
+)
 def test_a_full_disk_behind_standard_output_is_said(at, line):
     status, out, errors = shell(f"{line} > /dev/full", at)
     reason = "standard output could not be written (No space left on device)"
@@ -551,9 +611,14 @@ complete -p transformer-lib
 
 def test_bash_completes_commands_options_choices_and_files(at):
     done = subprocess.run(
-        ["bash", "-c", COMPLETE], cwd=at, text=True, capture_output=True, timeout=300,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    )  # fmt: skip
+        ["bash", "-c", COMPLETE],
+        cwd=at,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        env=os.environ
+        | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )
     assert done.stderr == ""
     words = [sorted(line.split()) for line in done.stdout.splitlines()]
     assert words[:2] == [["train", "translate"], ["--beam-size"]]
@@ -585,13 +650,20 @@ def test_two_dashes_are_no_value_of_an_option(command, option, capsys):
 
 
 ODD = ["nan", "-1", "9" * 25, "1.5", "", "--", "=", "٣", "None"]
-BUSY = {"prepare": ["--train", "none", "none", "--out", "o"],
-        "train": ["small", "--data", "data", "--run", "r", "--set", "seed=-1"],
-        "average": ["data"], "translate": ["data", "none.en"],
-        "parse": ["none.en", "--model", "data"],
-        "evaluate": ["data", "--test", "empty"], "export": ["data", "--out", "o"],
-        "ablate": ["none", "--out", "o"], "serve": ["data"], "diagnose": ["data"],
-        "doctor": [], "completion": ["ksh"]}  # fmt: skip
+BUSY = {
+    "prepare": ["--train", "none", "none", "--out", "o"],
+    "train": ["small", "--data", "data", "--run", "r", "--set", "seed=-1"],
+    "average": ["data"],
+    "translate": ["data", "none.en"],
+    "parse": ["none.en", "--model", "data"],
+    "evaluate": ["data", "--test", "empty"],
+    "export": ["data", "--out", "o"],
+    "ablate": ["none", "--out", "o"],
+    "serve": ["data"],
+    "diagnose": ["data"],
+    "doctor": [],
+    "completion": ["ksh"],
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -610,55 +682,102 @@ def test_any_odd_word_ends_in_a_sentence(at, command, capsys, monkeypatch):
 
 
 WRONG = {
-    "a row that holds no pair": (["train", "small", "--run", "r", "--set", "packed=1"],
-                                 "packed=1: must be 0, or the width of a row"),
-    "an update of all batches": (["train", "small", "--run", "r", "--set",
-                                  "accumulate=1000000000"], "from 1 to 10,000"),
-    "a billion threads": (["prepare", "--train", "train.en", "train.de", "--threads",
-                           "999999999999", "--out", "o"], "threads=999999999999"),
-    "two settings in one": (["train", "small", "--run", "r", "--set",
-                             "max_steps=1\nseed=3"], "give each a --set"),
-    "a seed that is none": (["prepare", "--train", "train.en", "train.de", "--seed",
-                             "-1", "--out", "o"], "seed=-1: must be a whole number"),
+    "a row that holds no pair": (
+        ["train", "small", "--run", "r", "--set", "packed=1"],
+        "packed=1: must be 0, or the width of a row",
+    ),
+    "an update of all batches": (
+        ["train", "small", "--run", "r", "--set", "accumulate=1000000000"],
+        "from 1 to 10,000",
+    ),
+    "a billion threads": (
+        [
+            "prepare",
+            "--train",
+            "train.en",
+            "train.de",
+            "--threads",
+            "999999999999",
+            "--out",
+            "o",
+        ],
+        "threads=999999999999",
+    ),
+    "two settings in one": (
+        ["train", "small", "--run", "r", "--set", "max_steps=1\nseed=3"],
+        "give each a --set",
+    ),
+    "a seed that is none": (
+        ["prepare", "--train", "train.en", "train.de", "--seed", "-1", "--out", "o"],
+        "seed=-1: must be a whole number",
+    ),
     "no such recipe": (["train", "enormous", "--run", "r"], "no recipe 'enormous'"),
     "no such model": (["translate", "nothing"], "nothing"),
     "no such corpus": (["prepare", "--corpus", "klingon", "--out", "o"], "klingon"),
-    "lines differ": (["prepare", "--train", "train.en", "test.de", "--out", "o"],
-                     "800"),
+    "lines differ": (
+        ["prepare", "--train", "train.en", "test.de", "--out", "o"],
+        "800",
+    ),
     "a missing file": (["prepare", "--train", "a.en", "b.de", "--out", "o"], "a.en"),
     "three files": (["prepare", "--train", "a", "b", "c", "--out", "o"], "two files"),
-    "a setting without a value": (["train", "small", "--run", "r", "--set", "seed"],
-                                  "name=value"),
+    "a setting without a value": (
+        ["train", "small", "--run", "r", "--set", "seed"],
+        "name=value",
+    ),
     "an unknown setting": (["train", "small", "--run", "r", "--set", "sed=1"], "sed"),
     "data that is none": (["train", "small", "--run", "r", "--data", "o"], "o"),
     "no run to average": (["average", "o"], "o"),
-    "a beam of none": (["translate", "run", "test.en", "--beam-size", "0",
-                        "--output", "x.de"], "beam_size"),
-    "a beam too wide": (["translate", "run", "test.en", "--beam-size", "100000",
-                         "--output", "x.de"], "beam_size=100000: must be from 1"),
-    "a beam of none to parse": (["parse", "test.en", "--beam-size", "0"],
-                                "beam_size=0: must be a whole number, at least 1"),
-    "a device that is not here": (["translate", "run", "test.en", "--device", "cuda:9",
-                                   "--output", "x.de"], "no such device here"),
-    "a model that is a number": (["train", "small", "--run", "r", "--set", "model=3"],
-                                 "--set model.d_model=256"),
-    "a model that is a list": (["train", "small", "--run", "r", "--set", "model=[]"],
-                               "--set model.d_model=256"),
-    "a setting of a number": (["train", "small", "--run", "r", "--set", "a=1",
-                               "--set", "a.b=2"], "a is 1 by another --set"),
-    "no sentences to score": (["ablate", "table3-small", "--out", "o", "--sentences",
-                               "0"], "sentences=0: must be 1 or more"),
-    "fewer than none": (["ablate", "table3-small", "--out", "o", "--sentences", "-1"],
-                        "sentences=-1: must be 1 or more"),
-    "files of no lines": (["prepare", "--train", "empty", "empty", "--out", "o"],
-                          "no pair is left to train on. empty and empty: kept 0 of 0"),
-    "a vocabulary too large": (["prepare", "--train", "test.en", "test.de", "--out",
-                                "o"], "this text has no more than"),
-    "lines without a partner": (["prepare", "--train", "train.en", "test.de", "--out",
-                                 "o"], "--uneven drop"),
+    "a beam of none": (
+        ["translate", "run", "test.en", "--beam-size", "0", "--output", "x.de"],
+        "beam_size",
+    ),
+    "a beam too wide": (
+        ["translate", "run", "test.en", "--beam-size", "100000", "--output", "x.de"],
+        "beam_size=100000: must be from 1",
+    ),
+    "a beam of none to parse": (
+        ["parse", "test.en", "--beam-size", "0"],
+        "beam_size=0: must be a whole number, at least 1",
+    ),
+    "a device that is not here": (
+        ["translate", "run", "test.en", "--device", "cuda:9", "--output", "x.de"],
+        "no such device here",
+    ),
+    "a model that is a number": (
+        ["train", "small", "--run", "r", "--set", "model=3"],
+        "--set model.d_model=256",
+    ),
+    "a model that is a list": (
+        ["train", "small", "--run", "r", "--set", "model=[]"],
+        "--set model.d_model=256",
+    ),
+    "a setting of a number": (
+        ["train", "small", "--run", "r", "--set", "a=1", "--set", "a.b=2"],
+        "a is 1 by another --set",
+    ),
+    "no sentences to score": (
+        ["ablate", "table3-small", "--out", "o", "--sentences", "0"],
+        "sentences=0: must be 1 or more",
+    ),
+    "fewer than none": (
+        ["ablate", "table3-small", "--out", "o", "--sentences", "-1"],
+        "sentences=-1: must be 1 or more",
+    ),
+    "files of no lines": (
+        ["prepare", "--train", "empty", "empty", "--out", "o"],
+        "no pair is left to train on. empty and empty: kept 0 of 0",
+    ),
+    "a vocabulary too large": (
+        ["prepare", "--train", "test.en", "test.de", "--out", "o"],
+        "this text has no more than",
+    ),
+    "lines without a partner": (
+        ["prepare", "--train", "train.en", "test.de", "--out", "o"],
+        "--uneven drop",
+    ),
     "a missing text": (["translate", "run", "none.en", "--output", "x.de"], "none.en"),
     "no text to evaluate": (["evaluate", "run"], "--corpus"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -676,11 +795,17 @@ def test_what_cannot_be_done_is_said_in_a_sentence(at, case, capsys, monkeypatch
 ASKED = ["--beam-size", "1"], ["--alpha", "0"]
 
 
-@pytest.mark.parametrize("words", [
-    ["run", *ASKED[0], "test.en"], [*ASKED[0], "run", "test.en", *ASKED[1]],
-    ["run", "test.en", *ASKED[0], *ASKED[1]], [*ASKED[0], "run", *ASKED[1], "test.en"],
-    [*ASKED[0], *ASKED[1], "run", "test.en"], ["run", *ASKED[0], "--", "test.en"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", *ASKED[0], "test.en"],
+        [*ASKED[0], "run", "test.en", *ASKED[1]],
+        ["run", "test.en", *ASKED[0], *ASKED[1]],
+        [*ASKED[0], "run", *ASKED[1], "test.en"],
+        [*ASKED[0], *ASKED[1], "run", "test.en"],
+        ["run", *ASKED[0], "--", "test.en"],
+    ],
+)
 def test_files_stand_before_between_or_after_options(words):
     asked = cli.app.parse_args(["translate", *words])[1]
     assert asked.args == ("run", Path("test.en"))
@@ -690,9 +815,11 @@ def test_files_stand_before_between_or_after_options(words):
 def test_several_files_and_what_is_no_option(capsys):
     asked = cli.app.parse_args(["parse", "a", "--beam-size", "2", "b"])[1]
     assert asked.args == (Path("a"), Path("b"))
-    for words, telling in ((["--beam-size", "x", "m"], "'x' is no whole number"),
-                           (["m", "--colour", "f"], "Unknown option: --colour"),
-                           (["--alpha", "0"], "MODEL requires an argu")):  # fmt: skip
+    for words, telling in (
+        (["--beam-size", "x", "m"], "'x' is no whole number"),
+        (["m", "--colour", "f"], "Unknown option: --colour"),
+        (["--alpha", "0"], "MODEL requires an argu"),
+    ):
         assert main(["translate", *words]) == 2
         said = capsys.readouterr().err
         assert telling in said and "See transformer-lib translate --help." in said
@@ -703,10 +830,14 @@ def shell(line, at):
     code = "from transformer_lib.command_line import main; raise SystemExit(main())"
     line = line.replace("transformer-lib", f"{sys.executable} -c '{code}'")
     done = subprocess.run(
-        ["bash", "-c", line], cwd=at, text=True, capture_output=True, timeout=1800,
+        ["bash", "-c", line],
+        cwd=at,
+        text=True,
+        capture_output=True,
+        timeout=1800,
         errors="surrogateescape",
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert "Traceback" not in done.stdout + done.stderr
     return done.returncode, done.stdout, done.stderr
 
@@ -728,7 +859,7 @@ def test_names_of_files_need_not_be_utf_8(at):
     for split in ("test", "train"):
         (at / f"{name}.{split}").write_bytes((at / f"{split}.en").read_bytes())
     line = f"prepare --train {name}.train train.de --out d-{name} --vocab-size 500"
-    status, out, errors = shell(f"transformer-lib {line} --threads 1", at)
+    status, _out, errors = shell(f"transformer-lib {line} --threads 1", at)
     assert status == 0 and "'utf-8' codec" not in errors
     assert Prepared.load(at / f"d-{name}", verify=True).data["train_pairs"] > 700
     line = f"evaluate run --test {name}.test test.de --beam-size 1 --json {name}.json"
@@ -769,16 +900,23 @@ def test_settings_are_read_as_toml_and_reach_inside():
     asked = ["warmup=200", "model.dropout=0.1", "name=mine", "corpus = 'a b'"]
     asked += ["model.norm_first=true"]
     assert settings_of(asked) == {
-        "warmup": 200, "name": "mine", "corpus": "a b",
+        "warmup": 200,
+        "name": "mine",
+        "corpus": "a b",
         "model": {"dropout": 0.1, "norm_first": True},
-    }  # fmt: skip
+    }
 
 
 def test_doctor_counts_what_is_to_mend(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "_CHECKS", {
-        "good": lambda: (True, "fine"), "taste": lambda: (None, "none here"),
-        "bad": lambda: 1 / 0,
-    })  # fmt: skip
+    monkeypatch.setattr(
+        doctor,
+        "_CHECKS",
+        {
+            "good": lambda: (True, "fine"),
+            "taste": lambda: (None, "none here"),
+            "bad": lambda: 1 / 0,
+        },
+    )
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert "NO  bad" in said and "division by zero" in said and "1 to mend" in said
@@ -798,8 +936,12 @@ def test_doctor_says_which_precision_suits_the_cpu(monkeypatch):
 
 def test_doctor_says_which_precision_suits_the_gpu(monkeypatch):
     """A Tesla T4, as Colab lends it."""
-    facts = {"is_available": True, "device_count": 1, "get_device_name": "Tesla T4",
-             "get_device_capability": (7, 5)}  # fmt: skip
+    facts = {
+        "is_available": True,
+        "device_count": 1,
+        "get_device_name": "Tesla T4",
+        "get_device_capability": (7, 5),
+    }
     for name, fact in facts.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, fact=fact: fact)
     well, said = doctor._check_gpu()
@@ -845,12 +987,18 @@ def test_export_says_how_near_it_is(at, capsys):
     assert "12 sentences of test.en" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words, telling", [
-    (["run", "--to", "tflite"], "tflite: there are onnx"),
-    (["nowhere"], "nowhere"),
-    (["run", "--to", "marian", "--sentences", "none.en"], "none.en cannot be read"),
-    (["run", "--to", "marian", "--sentences", "blank.en"], "no sentence with a word"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, telling",
+    [
+        (["run", "--to", "tflite"], "tflite: there are onnx"),
+        (["nowhere"], "nowhere"),
+        (["run", "--to", "marian", "--sentences", "none.en"], "none.en cannot be read"),
+        (
+            ["run", "--to", "marian", "--sentences", "blank.en"],
+            "no sentence with a word",
+        ),
+    ],
+)
 def test_export_says_what_is_wrong(at, capsys, words, telling):
     (at / "blank.en").write_text("\n  \n")
     assert main(["export", *words, "--out", "wrong"]) == 2

@@ -55,7 +55,10 @@ EASY = settings(max_examples=25)
 
 @pytest.mark.parametrize("content", [TWO, THREE], ids=["two columns", "three"])
 def test_mirror_searched_in_depth(
-    content, tmp_path, monkeypatch, places  # noqa: F811
+    content,
+    tmp_path,
+    monkeypatch,
+    places,  # noqa: F811
 ):
     (tmp_path / "mirror" / "deep").mkdir(parents=True)
     (tmp_path / "mirror" / "deep" / "deu-eng.zip").write_bytes(archive(content))
@@ -313,8 +316,10 @@ def test_newstest_from_an_archive(year, split, other, monkeypatch):
     monkeypatch.setitem(source.known, digest, "as published")
     corpus = load_corpus(f"newstest-en-{other}", split)
     assert corpus.pairs == [
-        ("AT&T rose.", "AT&T stieg."), ("1 < 2 yes", "Ja."), ("Three.", "Drei."),
-    ]  # fmt: skip
+        ("AT&T rose.", "AT&T stieg."),
+        ("1 < 2 yes", "Ja."),
+        ("Three.", "Drei."),
+    ]
     assert "WMT" in corpus.licence and len(asked) == 2
     assert load_corpus(f"newstest-en-{other}", split).pairs == corpus.pairs
     assert len(asked) == 2  # kept in the cache
@@ -664,9 +669,10 @@ def test_pairs_that_share_a_target_with_a_held_out_one_are_counted(tmp_path):
     said = f"{train.report.shared:,} left out of train: target held out to validate on"
     assert str(train.report).endswith(f"kept 3,000 of 3,000 lines\nof these, {said}")
     assert train.origin == f"few.tsv; {said}"
-    assert valid.report.shared == 0 and load_corpus(
-        {"train": path, "share": 0}
-    ).report.shared == 0  # fmt: skip
+    assert (
+        valid.report.shared == 0
+        and load_corpus({"train": path, "share": 0}).report.shared == 0
+    )
 
 
 def test_load_corpus_from_a_table(tmp_path):
@@ -764,7 +770,7 @@ def halves(pairs, held_back):
 
 
 def shared_into_test(pairs, held_back):
-    rest, test, targets = halves(pairs, held_back)
+    rest, _test, targets = halves(pairs, held_back)
     train = [pair for pair in rest if pair[1] not in targets]
     return train, [pair for pair in pairs if pair not in train]
 

@@ -1,6 +1,5 @@
 """Chapter 06: masks and decoder against torch's own, and nobody looks ahead."""
 
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -265,9 +264,14 @@ def test_a_width_that_heads_cannot_share_is_refused():
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"x": (2, 3, 5)}, {"memory": (2, 4, 5)}, {"memory": (3, 4, D)},
-     {"self_mask": causal_mask(4)}, {"memory_mask": causal_mask(3)}],
-)  # fmt: skip
+    [
+        {"x": (2, 3, 5)},
+        {"memory": (2, 4, 5)},
+        {"memory": (3, 4, D)},
+        {"self_mask": causal_mask(4)},
+        {"memory_mask": causal_mask(3)},
+    ],
+)
 def test_what_does_not_fit_is_not_computed(sizes):
     """Shapes are torch's business: an error, and no result."""
     with pytest.raises(RuntimeError):

@@ -141,10 +141,16 @@ def test_limits(model):
         force_score(model, ids, [[5]])
 
 
-WRONG = {"beam_size=0": (0, 1, 0.6), "beam_size=-1": (-1, 1, 0.6),
-         "beam_size=100000": (100_000, 1, 0.6), "n_best=5": (4, 5, 0.6),
-         "n_best=0": (4, 0, 0.6), "alpha=-1": (4, 1, -1),
-         "alpha=nan": (4, 1, math.nan), "alpha=inf": (4, 1, math.inf)}  # fmt: skip
+WRONG = {
+    "beam_size=0": (0, 1, 0.6),
+    "beam_size=-1": (-1, 1, 0.6),
+    "beam_size=100000": (100_000, 1, 0.6),
+    "n_best=5": (4, 5, 0.6),
+    "n_best=0": (4, 0, 0.6),
+    "alpha=-1": (4, 1, -1),
+    "alpha=nan": (4, 1, math.nan),
+    "alpha=inf": (4, 1, math.inf),
+}
 
 
 @pytest.mark.parametrize("telling", WRONG)
@@ -715,8 +721,12 @@ def test_beam_figure_grows(browser, beam_view, tmp_path):
     """Back, next, slider, beam size; each node says its two numbers and its fate."""
     trees, figure, tokenizer = beam_view
     check_figure(browser, tmp_path, figure)
-    told = {"alive": "stays in the beam", "finished": "is finished",
-            "hopeless": "could not win", "cut": "not among the best"}  # fmt: skip
+    told = {
+        "alive": "stays in the beam",
+        "finished": "is finished",
+        "hopeless": "could not win",
+        "cut": "not among the best",
+    }
     with shown(browser, tmp_path, figure, width=1100) as page:
         back, forth = (page.get_by_role("button", name=n) for n in ("back", "next"))
 
@@ -725,8 +735,11 @@ def test_beam_figure_grows(browser, beam_view, tmp_path):
             nodes = page.locator("svg g").evaluate_all(
                 "all => all.map(g => [g.getAttribute('class'), g.dataset.say])"
             )
-            wanted = [(t, i, c) for t, level in enumerate(tree[: step + 1])
-                      for i, c in enumerate(level)]  # fmt: skip
+            wanted = [
+                (t, i, c)
+                for t, level in enumerate(tree[: step + 1])
+                for i, c in enumerate(level)
+            ]
             assert len(nodes) == len(wanted)
             lines = page.locator("svg path").count()
             assert lines == len(nodes) - 1  # a tree

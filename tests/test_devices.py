@@ -548,9 +548,10 @@ def takes_tensors(function) -> bool:
 def class_takes_tensors(kind: type) -> bool:
     """Whether a class is a layer, or one of its public methods takes tensors."""
     methods = [
-        getattr(method, "__func__", method) for name, method in vars(kind).items()
+        getattr(method, "__func__", method)
+        for name, method in vars(kind).items()
         if name in ("__init__", "__call__") or not name.startswith("_")
-    ]  # fmt: skip
+    ]
     methods = filter(inspect.isfunction, methods)
     return issubclass(kind, torch.nn.Module) or any(map(takes_tensors, methods))
 
@@ -583,8 +584,9 @@ def test_words_are_labelled_on_the_models_device():
     trees = load_trees("toy").trees[:60]
     task = labelling.LabelTask(trees, train_tree_tokenizer(trees, 600, "slots"))
     sizes = [len(kind) for kind in task.kinds]
-    model = labelling.Labeller(task.tokenizer.vocab_size, sizes, 32, num_heads=2,
-                               num_layers=1, d_ff=64)  # fmt: skip
+    model = labelling.Labeller(
+        task.tokenizer.vocab_size, sizes, 32, num_heads=2, num_layers=1, d_ff=64
+    )
     here = task.parse(trees[:3], model)
     with second_device() as device:
         there = task.parse(trees[:3], model.to(device))
@@ -759,10 +761,11 @@ def test_no_notebook_names_the_cpu_where_the_default_belongs():
     named = {
         line.strip(): path.stem
         for path in NOTEBOOKS
-        for cell in code_of(path) if not cell.startswith("#| export")
+        for cell in code_of(path)
+        if not cell.startswith("#| export")
         for line in cell.splitlines()
         if re.search(r"""device\b.{0,12}["']cpu|["']cpu["']|--device cpu""", line)
-    }  # fmt: skip
+    }
     assert {line: stem for line, stem in named.items() if line not in SAID} == {}
     assert not SAID - named.keys(), "no chapter says that any more"
 
@@ -824,9 +827,11 @@ def test_a_chapter_runs_with_its_models_on_another_device(path, tmp_path, monkey
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
             source = "".join(cell["source"])
             exercise = "exercise" in cell["metadata"].get("tags", [])
-            if cell["cell_type"] != "code" or exercise or re.search(
-                r"%pip|import check_", source
-            ):  # fmt: skip
+            if (
+                cell["cell_type"] != "code"
+                or exercise
+                or re.search(r"%pip|import check_", source)
+            ):
                 continue
             tree = ast.parse(source)
             last = tree.body[-1] if tree.body else None
@@ -847,20 +852,38 @@ def untrained(names: dict) -> dict:
 
 
 BY_HAND = {  # cells, by words in them, that bring tensors to a model themselves
-    "14_decoding": (decoding, [
-        "asked = torch.tensor([[*", "#@title The other imports",
-        "model.generate(torch.tensor", "def source(*texts)", "so_far = []",
-        "sixteen sentences, translated together", "def cached_greedy",
-        "def forbid_end", "start = torch.tensor([[BOS]]",
-    ]),
-    "16_diagnosis": (diagnosis, [
-        "import plot_curves", "def train_some(", untrained, "def show_text(",
-        "def from_padding(",
-    ]),
-    "27_looking_inside": (looking_inside, [
-        "L, H = model.config", "and one layer by hand",
-    ]),
-}  # fmt: skip
+    "14_decoding": (
+        decoding,
+        [
+            "asked = torch.tensor([[*",
+            "#@title The other imports",
+            "model.generate(torch.tensor",
+            "def source(*texts)",
+            "so_far = []",
+            "sixteen sentences, translated together",
+            "def cached_greedy",
+            "def forbid_end",
+            "start = torch.tensor([[BOS]]",
+        ],
+    ),
+    "16_diagnosis": (
+        diagnosis,
+        [
+            "import plot_curves",
+            "def train_some(",
+            untrained,
+            "def show_text(",
+            "def from_padding(",
+        ],
+    ),
+    "27_looking_inside": (
+        looking_inside,
+        [
+            "L, H = model.config",
+            "and one layer by hand",
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize("stem", BY_HAND)

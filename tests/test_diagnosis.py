@@ -136,8 +136,10 @@ def test_the_model_that_ships_is_not_accused():
     findings = diagnose("tatoeba-en-de", device="cpu")
     assert not wrong(findings)
     record = read_evidence(load_pretrained("tatoeba-en-de", "cpu")[2]["recipe"]["name"])
-    last, least = (pick([r["valid_loss"] for r in record["history"]])
-                   for pick in (lambda losses: losses[-1], min))  # fmt: skip
+    last, least = (
+        pick([r["valid_loss"] for r in record["history"]])
+        for pick in (lambda losses: losses[-1], min)
+    )
     assert f"with {least:.2f} nats" in named(findings, NEW).found
     for test in (JUMPS, NEW):
         assert named(findings, test).right
@@ -195,13 +197,19 @@ def stopped_at_once(place, healthy):
 
 def decoder_reads_what_it_is_to_say(place, healthy):
     """No shift: in training alone, as where a loop of one's own makes the batches."""
+
     def unshifted(epoch):
         for batch in batches(text.train, 500, 0, epoch):
             yield Batch(batch.src_ids, batch.tgt_out, batch.tgt_out)
 
     text = Prepared.load(healthy / "data")
-    train(recipe(written(place / "text"), max_steps=80, validate_every=20),
-          place / "run", device="cpu", show=False, batches=unshifted)  # fmt: skip
+    train(
+        recipe(written(place / "text"), max_steps=80, validate_every=20),
+        place / "run",
+        device="cpu",
+        show=False,
+        batches=unshifted,
+    )
     return place / "run"
 
 
@@ -408,8 +416,10 @@ def test_a_batch_of_the_training_text_is_named_and_its_bad_pair(run, healthy):
     data, piece = Prepared.load(healthy / "data"), run.tokenizer.vocab_size - 1
     some = pairs_of(*([*map(list, data.train[i])] for i in range(160)))
     at = 100
-    valid, train = (replace(part, src=np.where(part.src == piece, 9, part.src))
-                    for part in (data.valid, some))  # fmt: skip
+    valid, train = (
+        replace(part, src=np.where(part.src == piece, 9, part.src))
+        for part in (data.valid, some)
+    )
     train.src[train.src_offsets[at]] = piece
     data = replace(data, train=train, valid=valid)
 
@@ -460,8 +470,10 @@ def test_a_damaged_text_is_refused(run, healthy, tmp_path):
 def test_a_schedule_that_began_anew_is_found(run, healthy):
     """Its losses do not jump: only the rate tells."""
     rates = [noam_lr(20 * i, 64, 60, 0.3) for i in (1, 2, 3)]
-    later = [run.history[-1] | {"step": 300 + 20 * i, "lr": rate}
-             for i, rate in enumerate(rates, start=1)]  # fmt: skip
+    later = [
+        run.history[-1] | {"step": 300 + 20 * i, "lr": rate}
+        for i, rate in enumerate(rates, start=1)
+    ]
     anew = spoil(run, lambda model: None, [*run.history, *later])
     findings = diagnose(anew, healthy / "data")
     assert wrong(findings) == [str(named(findings, JUMPS))]
@@ -683,9 +695,12 @@ def test_shapes_of_output(outputs, said):
 
 def test_languages_may_repeat_themselves():
     for row, loops in (
-        ("very very good", False), ("no no no no", True), ("no no no", False),
-        ("so it is so it is so it", False), ("so it is so it is so it is", True),
-    ):  # fmt: skip
+        ("very very good", False),
+        ("no no no no", True),
+        ("no no no", False),
+        ("so it is so it is so it", False),
+        ("so it is so it is so it is", True),
+    ):
         assert diagnosis._loops(row.split()) is loops, row
     chants = [f"ja ja ja ja {word}".split() for word in "abcdefg"]
     assert odd_outputs(chants, chants).right
@@ -711,8 +726,9 @@ def test_a_history_that_jumps_and_one_that_overfits():
 
 def test_a_second_warm_up_is_seen():
     """A rate that had fallen rises again; one that only rises, or falls, does not."""
-    rows = [{"step": 10 * i, "train_loss": 3 / i, "valid_loss": 3 / i}
-            for i in range(1, 7)]  # fmt: skip
+    rows = [
+        {"step": 10 * i, "train_loss": 3 / i, "valid_loss": 3 / i} for i in range(1, 7)
+    ]
 
     def with_rates(rates):
         both = zip(rows, rates, strict=True)
@@ -758,12 +774,19 @@ def test_long_runs_of_spaces_take_no_square_of_time():
         assert diagnosis._joined(run * 1_000_000) in ("", "." * 1_000_000)
 
 
-@pytest.mark.parametrize(("wrong", "said"), [
-    ({"run": 3}, "run is of type int"), ({"run": None}, "run is of type NoneType"),
-    ({"data": 7}, "data is of type int"), ({"test": "name"}, "test is of type str"),
-    ({"test": [("a",)]}, "does not hold pairs"), ({"count": 0}, "count=0"),
-    ({"count": math.nan}, "count=nan"), ({"count": 1.5}, "count=1.5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"run": 3}, "run is of type int"),
+        ({"run": None}, "run is of type NoneType"),
+        ({"data": 7}, "data is of type int"),
+        ({"test": "name"}, "test is of type str"),
+        ({"test": [("a",)]}, "does not hold pairs"),
+        ({"count": 0}, "count=0"),
+        ({"count": math.nan}, "count=nan"),
+        ({"count": 1.5}, "count=1.5"),
+    ],
+)
 def test_diagnose_refuses_in_a_sentence(wrong, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         diagnose(**{"run": "tatoeba-en-de"} | wrong)
@@ -804,8 +827,10 @@ def test_pictures_of_curves_and_findings():
     drawn = [ax for ax in figure.axes if ax.get_title()]
     assert len(figure.axes) == 8 and len(drawn) == 5
     assert [line.get_ydata()[0] for line in drawn[0].lines] == [3, 3, 6.2, 4.4]
-    found = {"a": [Finding("one", True, ""), Finding("two", False, "", "x.", "y")],
-             "b": [Finding("two", None, ""), Finding("three", True, "")]}  # fmt: skip
+    found = {
+        "a": [Finding("one", True, ""), Finding("two", False, "", "x.", "y")],
+        "b": [Finding("two", None, ""), Finding("three", True, "")],
+    }
     ax = plot_findings(found).axes[0]
     marks = {text.get_position(): text.get_text() for text in ax.texts}
     assert marks == {(0, 0): "·", (1, 0): "✗", (1, 1): "", (2, 1): "·"}

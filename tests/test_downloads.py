@@ -103,7 +103,10 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_redirect_stays_encrypted():
-    handler, secure = downloads._SafeRedirects(), downloads.urllib.request.Request("https://a/x")
+    handler, secure = (
+        downloads._SafeRedirects(),
+        downloads.urllib.request.Request("https://a/x"),
+    )
     open_one = downloads.urllib.request.Request("http://a/x")
     for request, to in (secure, "https://b/x"), (open_one, "http://b/x"):
         asked = handler.redirect_request(request, None, 302, "Found", {}, to)

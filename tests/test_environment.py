@@ -83,9 +83,7 @@ def test_workflow(path):
     assert commands
     for command in commands:
         settings = r"( [A-Z]+=\S+)*"
-        called = re.fullmatch(
-            rf"(?:make ([a-z]+)|\.ci/run){settings}", command.strip()
-        )
+        called = re.fullmatch(rf"(?:make ([a-z]+)|\.ci/run){settings}", command.strip())
         assert called, f"{command!r} goes around the Makefile"
         assert called[1] is None or called[1] in targets
         assert called[1] not in ("book", "test"), f"{command!r} may skip"

@@ -205,8 +205,9 @@ def test_hyphens_are_split_as_by_the_script():
 def test_hyphens_against_perl(lines):
     program = r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"
     asked = "\n".join(lines) + "\n"
-    done = subprocess.run(["perl", "-ple", program], input=asked.encode(),
-                          capture_output=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        ["perl", "-ple", program], input=asked.encode(), capture_output=True, check=True
+    )
     ours = [_split_at_hyphens(line) for line in lines]
     assert done.stdout.decode().split("\n")[:-1] == ours
 
@@ -216,8 +217,10 @@ def test_tokenized_bleu_is_sacrebleu_on_moses_tokens():
     references = [german for _, german in TEXT]
     references += ['Er sagte: "Das Fiat-Modell fährt z. B. zur S-Bahn, 3.000-mal."'] * 9
     hypotheses = noisy(references)
-    plain = [[moses.tokenize(t, return_str=True) for t in s]
-             for s in (hypotheses, references)]  # fmt: skip
+    plain = [
+        [moses.tokenize(t, return_str=True) for t in s]
+        for s in (hypotheses, references)
+    ]
     split = [[_split_at_hyphens(t) for t in side] for side in plain]
     metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     for cut, asked in ((plain, False), (split, True)):
@@ -351,14 +354,18 @@ def test_sacre_bleu_has_a_signature():
 
 
 SCRIPTS = {  # sentences of several scripts, and the tokenizer that suits each
-    "char": [["今日は雨が降っています。", "駅はどこですか。"],
-             ["วันนี้ฝนตกหนัก", "สถานีอยู่ที่ไหน"]],
+    "char": [
+        ["今日は雨が降っています。", "駅はどこですか。"],
+        ["วันนี้ฝนตกหนัก", "สถานีอยู่ที่ไหน"],
+    ],
     "zh": [["今天下雨了。", "请问火车站在哪里？"], ["我用 Python 和 PyTorch 写程序。"]],
-    "13a": [["오늘은 비가 많이 와요.", "역이 지금 어디에 있어요?"],
-            ["امروز باران می\u200cبارد و هوا سرد است.", "ایستگاه کجا است؟"],
-            ["Сегодня идёт сильный дождь.", "Где находится вокзал?"],
-            ["Das Wort 東京 heißt Tokio, und es hat zwei Zeichen.", "4 + 4 = 8"]],
-}  # fmt: skip
+    "13a": [
+        ["오늘은 비가 많이 와요.", "역이 지금 어디에 있어요?"],
+        ["امروز باران می\u200cبارد و هوا سرد است.", "ایستگاه کجا است؟"],
+        ["Сегодня идёт сильный дождь.", "Где находится вокзал?"],
+        ["Das Wort 東京 heißt Tokio, und es hat zwei Zeichen.", "4 + 4 = 8"],
+    ],
+}
 
 
 @pytest.mark.parametrize("suited", SCRIPTS)
@@ -393,11 +400,17 @@ def test_a_tokenizer_can_be_named(name):
     assert found.value == pytest.approx(want)
 
 
-@pytest.mark.parametrize(("error", "said"), [
-    (ImportError("no MeCab"), "'ja-mecab' needs a package: pip install 'sacrebleu"),
-    (RuntimeError("no MeCab"), "'ja-mecab' needs a package: pip install 'sacrebleu"),
-    (URLError("no network"), "fetches from the network, and failed to"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("no MeCab"), "'ja-mecab' needs a package: pip install 'sacrebleu"),
+        (
+            RuntimeError("no MeCab"),
+            "'ja-mecab' needs a package: pip install 'sacrebleu",
+        ),
+        (URLError("no network"), "fetches from the network, and failed to"),
+    ],
+)
 def test_a_tokenizer_that_is_not_here_is_said(monkeypatch, error, said):
     def broken(self, **settings):
         raise error

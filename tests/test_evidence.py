@@ -63,9 +63,19 @@ def test_the_command_scores_and_leaves_what_can_be_shipped(run_dir, tmp_path):
     recipe = 'name = "t"\ncorpus = "grammar-en-de"\nvocab_size = 340\n'
     (tmp_path / "recipe.toml").write_text(recipe, "utf-8")
     evidence.main(
-        [str(tmp_path / "recipe.toml"), "--run-dir", str(run_dir), "--score-only",
-         "--weights", "average", "--device", "cpu", "--out", str(out)]
-    )  # fmt: skip
+        [
+            str(tmp_path / "recipe.toml"),
+            "--run-dir",
+            str(run_dir),
+            "--score-only",
+            "--weights",
+            "average",
+            "--device",
+            "cpu",
+            "--out",
+            str(out),
+        ]
+    )
     assert out.is_file()
     assert (run_dir / "averaged" / "weights.safetensors").is_file()
 
@@ -103,16 +113,20 @@ def test_what_the_scores_of_the_translator_are_parted_by():
     assert page["near_copies"](gaps, pairs) == [True, False, True]
     known = page["words_in"]([("I see Tom.", "Ich sehe Tom.")])
     assert known == {"I", "see", "Tom", "Ich", "sehe"}
-    rows = [("I see Tom.", "Ich sehe Tom.", "Ich sehe Tom."),
-            ("I see Zoe.", "Ich sehe Zoe.", "Ich sehe Zo."),
-            ("I see rain.", "Ich sehe Regen.", "Ich sehe rain.")]  # fmt: skip
+    rows = [
+        ("I see Tom.", "Ich sehe Tom.", "Ich sehe Tom."),
+        ("I see Zoe.", "Ich sehe Zoe.", "Ich sehe Zo."),
+        ("I see rain.", "Ich sehe Regen.", "Ich sehe rain."),
+    ]
     found = page["unread_copies"](rows, known)
     assert found == [("Zoe", rows[1])] and not page["came_through"](*found[0])
     (row,) = page["by_length"](rows, (1, 1000))
     wanted = sacrebleu.corpus_bleu([row[2] for row in rows], [[row[1] for row in rows]])
     assert row[:3] == [1, 999, 3] and row[3] == pytest.approx(wanted.score)
     assert page["news_beyond"]([("a b", "")], [("a c", ""), ("a b a", "")]) == {
-        "beyond": 0.5, "unread": 0.2}  # fmt: skip
+        "beyond": 0.5,
+        "unread": 0.2,
+    }
 
 
 def test_the_parts_of_the_score_are_those_of_the_records():
@@ -125,11 +139,15 @@ def test_the_parts_of_the_score_are_those_of_the_records():
             value, low, high = parts["all"][ours]
             assert value == pytest.approx(then["value"]) and low < value < high
             assert then["test_sha256"] == kept["test_sha256"]
-        for one, rest in (("a near copy in training", "no near copy"),
-                          ("a name never read", "no such name")):  # fmt: skip
+        for one, rest in (
+            ("a near copy in training", "no near copy"),
+            ("a name never read", "no such name"),
+        ):
             both = parts[one]["sentences"] + parts[rest]["sentences"]
             assert both == parts["all"]["sentences"]
     for row in kept["compared"]:
-        was, now = (kept["scores"][row[side]][row["group"]]["BLEU"][0]
-                    for side in ("first", "second"))  # fmt: skip
+        was, now = (
+            kept["scores"][row[side]][row["group"]]["BLEU"][0]
+            for side in ("first", "second")
+        )
         assert row["BLEU"]["gain"] == pytest.approx(now - was)

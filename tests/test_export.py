@@ -78,10 +78,19 @@ def other_model():
     tokenizer = Tokenizer.train((side for pair in pairs for side in pair), 340)
     torch.manual_seed(1)
     config = TransformerConfig(
-        tokenizer.vocab_size, 24, num_heads=4, num_layers=1, d_ff=40, norm_first=True,
-        positions="learned", max_length=256, tie_embeddings=False, attention_bias=True,
-        d_k=5, d_v=7,
-    )  # fmt: skip
+        tokenizer.vocab_size,
+        24,
+        num_heads=4,
+        num_layers=1,
+        d_ff=40,
+        norm_first=True,
+        positions="learned",
+        max_length=256,
+        tie_embeddings=False,
+        attention_bias=True,
+        d_k=5,
+        d_v=7,
+    )
     model = Transformer(config).eval()
     with torch.no_grad():  # sharper than at the start, so that outputs end
         model.output.weight.mul_(3)
@@ -218,8 +227,11 @@ def test_download_is_no_larger_than_the_weights(exported):
 )
 def test_sixteen_bits_only_where_nothing_is_lost(numbers):
     values = np.array(numbers, dtype=np.float32)
-    fits = all(a == struct.unpack("e", struct.pack("e", a))[0] for a in numbers
-               if abs(a) < 65504) and all(abs(a) <= 65504 for a in numbers)  # fmt: skip
+    fits = all(
+        a == struct.unpack("e", struct.pack("e", a))[0]
+        for a in numbers
+        if abs(a) < 65504
+    ) and all(abs(a) <= 65504 for a in numbers)
     half = _in_16_bits(values)
     assert (half is not None) == fits
     assert half is None or np.array_equal(half.astype(np.float32), values)
@@ -245,8 +257,9 @@ def test_what_is_twice_is_stored_once():
 def test_eight_bits_are_those_of_the_rounded_model(exports, tmp_path, name):
     """Whole numbers times scales: the weights of the rounded model and no others."""
     model, tokenizer, exact, graphs = exports(name)
-    folder = _export_onnx(model, tokenizer, tmp_path / "small", int8=True,
-                          graphs=graphs)  # fmt: skip
+    folder = _export_onnx(
+        model, tokenizer, tmp_path / "small", int8=True, graphs=graphs
+    )
     size, half = ((f / "weights.bin").stat().st_size for f in (folder, exact))
     matrices = [p for p in model.parameters() if p.dim() == 2]
     whole, scales = (sum(f(p) for p in matrices) for f in (torch.numel, len))
@@ -489,9 +502,9 @@ def test_no_manifest_no_export(tmp_path, text):
         OnnxModel(tmp_path)
 
 
-@pytest.mark.parametrize("text", [
-    '{"files": {}}', '{"files": [], "model": {}, "decoding": {}}'
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ['{"files": {}}', '{"files": [], "model": {}, "decoding": {}}']
+)
 def test_a_manifest_that_is_another(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match="give the folder of an export"):
@@ -537,8 +550,13 @@ def test_the_model_is_left_as_it_was(monkeypatch):
 
 # --- engines that know the Transformer ------------------------------------------------
 
-TEXTS = ["My brother lives in Boston.", "naïve ☕ 😀", "x", "two  spaces\tand a tab ",
-         "Help! He's got 3,000 (three thousand) of them."]  # fmt: skip
+TEXTS = [
+    "My brother lives in Boston.",
+    "naïve ☕ 😀",
+    "x",
+    "two  spaces\tand a tab ",
+    "Help! He's got 3,000 (three thousand) of them.",
+]
 
 
 def small_model(**changes):
@@ -588,7 +606,7 @@ def test_marian_says_the_same(tmp_path, changes):
 
 
 def test_marian_has_the_same_gradients():
-    model, tokenizer = small_model()
+    model, _tokenizer = small_model()
     twin = to_marian(model)
     ids = torch.tensor([[5, 6, 7, EOS]])
     model(ids, ids).log_softmax(dim=-1)[0, :, 9].sum().backward()
@@ -629,12 +647,15 @@ def test_marian_and_back_is_the_same_model(heads, width, layers, bias):
     assert not any(tensor.any() for tensor in back.values())  # biases that it lacks
 
 
-@pytest.mark.parametrize("change, telling", [
-    ({"activation_function": "gelu_new"}, "activation_function='gelu_new'"),
-    ({"scale_embedding": False}, "scale_embedding=False"),
-    ({"decoder_start_token_id": 9}, "decoder_start_token_id=9"),
-    ({"decoder_layers": 1}, "decoder_layers=1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, telling",
+    [
+        ({"activation_function": "gelu_new"}, "activation_function='gelu_new'"),
+        ({"scale_embedding": False}, "scale_embedding=False"),
+        ({"decoder_start_token_id": 9}, "decoder_start_token_id=9"),
+        ({"decoder_layers": 1}, "decoder_layers=1"),
+    ],
+)
 def test_other_marians_are_refused(change, telling):
     """Another activation than we have, another start than BOS or the padding."""
     from transformers import MarianMTModel
@@ -666,8 +687,9 @@ def test_a_marian_like_those_of_the_hub(activation, start, tmp_path):
     src, tgt = torch.randint(4, 50, (2, 3, 6))
     src[0, 4:] = PAD
     first = torch.full((3, 1), start)
-    theirs = twin(src, attention_mask=src != PAD,
-                  decoder_input_ids=torch.cat([first, tgt], 1)).logits  # fmt: skip
+    theirs = twin(
+        src, attention_mask=src != PAD, decoder_input_ids=torch.cat([first, tgt], 1)
+    ).logits
     logits = ours(src, torch.cat([torch.full((3, 1), BOS), tgt], 1))
     keep = [i for i in range(50) if i != BOS]  # never said
     torch.testing.assert_close(logits[..., keep], theirs[..., keep])
@@ -727,9 +749,12 @@ def test_why_models_of_opus_mt_are_refused(tmp_path):
     for side, lines in zip(("source", "target"), sides, strict=True):
         prefix = str(tmp_path / side)
         spm.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=120,
-            hard_vocab_limit=False, minloglevel=2,
-        )  # fmt: skip
+            sentence_iterator=iter(lines),
+            model_prefix=prefix,
+            vocab_size=120,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
         os.replace(f"{prefix}.model", f"{prefix}.spm")
         theirs = spm.SentencePieceProcessor(model_file=f"{prefix}.spm")
         for i in range(3, theirs.vocab_size()):
@@ -738,10 +763,14 @@ def test_why_models_of_opus_mt_are_refused(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps(names), encoding="utf-8")
     sizes = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
     config = _marian_config(
-        TransformerConfig(len(names), **sizes), activation_function="swish",
-        pad_token_id=pad_id, decoder_start_token_id=pad_id, eos_token_id=0,
-        bos_token_id=0, forced_eos_token_id=0,
-    )  # fmt: skip
+        TransformerConfig(len(names), **sizes),
+        activation_function="swish",
+        pad_token_id=pad_id,
+        decoder_start_token_id=pad_id,
+        eos_token_id=0,
+        bos_token_id=0,
+        forced_eos_token_id=0,
+    )
     MarianMTModel(config).save_pretrained(tmp_path)
     files = [str(tmp_path / n) for n in ("source.spm", "target.spm", "vocab.json")]
     ids = MarianTokenizer(*files)("the dog")["input_ids"]  # transformers reads them
@@ -758,10 +787,16 @@ def test_why_models_of_opus_mt_are_refused(tmp_path):
     assert "differ" not in str(refused.value)
 
 
-@pytest.mark.parametrize("changes", [
-    {"norm_first": True}, {"tie_embeddings": False}, {"positions": "learned"},
-    {"d_k": 5}, {"d_v": 9},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_first": True},
+        {"tie_embeddings": False},
+        {"positions": "learned"},
+        {"d_k": 5},
+        {"d_v": 9},
+    ],
+)
 def test_marian_has_no_place_for_other_architectures(tmp_path, changes):
     model, tokenizer = small_model(**changes)
     (name, value), *_ = changes.items()
@@ -770,10 +805,15 @@ def test_marian_has_no_place_for_other_architectures(tmp_path, changes):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"norm_first": True}, {"tie_embeddings": False, "attention_bias": True},
-    {"positions": "learned", "max_length": 90},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_first": True},
+        {"tie_embeddings": False, "attention_bias": True},
+        {"positions": "learned", "max_length": 90},
+    ],
+)
 def test_ctranslate2_says_the_same(tmp_path, changes):
     model, tokenizer = small_model(**changes)
     engine = CTranslate2Model(_export_ctranslate2(model, tokenizer, tmp_path / "it"))
@@ -841,9 +881,12 @@ def test_int8_translates_the_same_alone_and_in_company(exported):
     assert together == alone == [best[0].ids for best in beam_search(model, pad(rows))]
     src, tgt = outputs_for(tokenizer)
     found, wanted = _token_scores(fast, src, tgt), _token_scores(model, src, tgt)
-    gaps = [abs(a - b) for x, y in zip(found, wanted, strict=True)
-            for a, b in zip(x, y, strict=True)]  # fmt: skip
-    assert 0 < max(gaps) and np.mean(gaps) < 0.05
+    gaps = [
+        abs(a - b)
+        for x, y in zip(found, wanted, strict=True)
+        for a, b in zip(x, y, strict=True)
+    ]
+    assert max(gaps) > 0 and np.mean(gaps) < 0.05
     assert Translator(fast, tokenizer)(texts) == Translator(model, tokenizer)(texts)
 
 
@@ -951,12 +994,17 @@ def test_the_length_of_the_training_is_exported(tmp_path):
         assert CTranslate2Model(folders[kind]).max_length == 11
 
 
-@pytest.mark.parametrize("changes, telling", [
-    ({"activation": "gelu"}, "activation='gelu'"),
-    ({"activation": "swiglu"}, "activation='swiglu'"), ({"norm": "rms"}, "norm='rms'"),
-    ({"positions": "rotary"}, "rotary positions"), ({"num_kv_heads": 1}, "heads that"),
-    ({"num_experts": 2}, "mixtures of experts"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, telling",
+    [
+        ({"activation": "gelu"}, "activation='gelu'"),
+        ({"activation": "swiglu"}, "activation='swiglu'"),
+        ({"norm": "rms"}, "norm='rms'"),
+        ({"positions": "rotary"}, "rotary positions"),
+        ({"num_kv_heads": 1}, "heads that"),
+        ({"num_experts": 2}, "mixtures of experts"),
+    ],
+)
 def test_what_chapter_28_changes_is_not_left_out(tmp_path, changes, telling):
     _, tokenizer = small_model()
     sizes = {"d_model": 24, "num_heads": 3, "num_layers": 1, "d_ff": 40} | changes
@@ -970,9 +1018,10 @@ def test_what_chapter_28_changes_is_not_left_out(tmp_path, changes, telling):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("write, read", [
-    (_export_marian, from_marian), (_export_ctranslate2, CTranslate2Model)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "write, read",
+    [(_export_marian, from_marian), (_export_ctranslate2, CTranslate2Model)],
+)
 def test_a_bit_of_any_file_of_an_export_is_noticed(tmp_path, write, read):
     folder = write(*small_model(), tmp_path / "it")
     modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
@@ -1061,9 +1110,10 @@ def test_numbers_that_are_none_are_no_proof(tmp_path, monkeypatch):
         model, tokenizer, tmp_path, kinds=["ctranslate2-int8"]
     )
     monkeypatch.setattr(
-        CTranslate2Model, "token_scores",
+        CTranslate2Model,
+        "token_scores",
         lambda self, src, tgt: [[np.nan] * (len(t) + 1) for t in tgt],
-    )  # fmt: skip
+    )
     with pytest.raises(RuntimeError, match="off by nan"):
         export_module.prove(model, tokenizer, folders, TEXTS)
 
@@ -1103,8 +1153,10 @@ def test_what_a_killed_export_left_is_swept_by_the_next(tmp_path):
     theirs = {out / ".ctranslate2.part", out / ".ctranslate2.part" / "thesis.txt"}
     assert {*out.rglob("*")} - before == theirs | {out / "probe.part"}
     assert {path.name for path in tmp_path.iterdir()} == {
-        "out", ".out.part", "probe.0123abcd.part"
-    }  # fmt: skip
+        "out",
+        ".out.part",
+        "probe.0123abcd.part",
+    }
 
 
 def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
@@ -1140,8 +1192,11 @@ def test_damage_with_a_right_checksum_is_told_too(folder, tmp_path):
     place = shutil.copytree(folder, tmp_path / "it")
     whole = json.loads((place / "manifest.json").read_text("utf-8"))
     del whole["checksum"]
-    for name, content in (("step.onnx", b"no graph"), ("weights.bin", b"short"),
-                          ("tokenizer.model", b"no pieces")):  # fmt: skip
+    for name, content in (
+        ("step.onnx", b"no graph"),
+        ("weights.bin", b"short"),
+        ("tokenizer.model", b"no pieces"),
+    ):
         before = (place / name).read_bytes()
         (place / name).write_bytes(content)
         known = {"bytes": 5, "sha256": hashlib.sha256(content).hexdigest()}
@@ -1150,8 +1205,13 @@ def test_damage_with_a_right_checksum_is_told_too(folder, tmp_path):
         with pytest.raises(ValueError, match="no graphs that|no SentencePiece model"):
             OnnxModel(place)
         (place / name).write_bytes(before)
-    for changes in ({"decoding": {}}, {"model": {}}, {"files": {}}, {"model": 3},
-                    {"files": {"tokenizer.model": {}}}):  # fmt: skip
+    for changes in (
+        {"decoding": {}},
+        {"model": {}},
+        {"files": {}},
+        {"model": 3},
+        {"files": {"tokenizer.model": {}}},
+    ):
         (place / "manifest.json").write_text(sealed(whole | changes), "utf-8")
         with pytest.raises(ValueError, match="give the folder of an export"):
             OnnxModel(place)
@@ -1167,12 +1227,17 @@ def test_damaged_marian_models_are_told(tmp_path):
     some = dict(list(weights.items())[3:])
     other = {name: tensor[..., :-1].contiguous() for name, tensor in weights.items()}
     for name, content in (
-        ("model.safetensors", b""), ("model.safetensors", b"\xff" * 100),
-        ("model.safetensors", save(some)), ("model.safetensors", save(other)),
-        ("config.json", b"{"), ("config.json", b"[]"), ("vocab.json", b"\xff"),
-        ("config.json", b'{"d_model": "x"}'), ("vocab.json", b"[3]"),
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\xff" * 100),
+        ("model.safetensors", save(some)),
+        ("model.safetensors", save(other)),
+        ("config.json", b"{"),
+        ("config.json", b"[]"),
+        ("vocab.json", b"\xff"),
+        ("config.json", b'{"d_model": "x"}'),
+        ("vocab.json", b"[3]"),
         ("source.spm", b"no pieces"),
-    ):  # fmt: skip
+    ):
         before = (place / name).read_bytes()
         (place / name).write_bytes(content)
         with pytest.raises(ValueError, match="model, or a damaged one|spm differ"):
@@ -1194,10 +1259,12 @@ def test_an_export_given_as_a_model_says_what_it_is(tmp_path):
     model, tokenizer = small_model()
     folders = export_module.export_model(model, tokenizer, tmp_path / "out")
     for kind, telling in (
-        ("onnx", "ONNX Runtime, which .*OnnxModel runs"), ("marian", ".*MarianMTModel"),
-        ("ctranslate2", ".*`transformer-lib serve`"), ("onnx-int8", "ONNX Runtime"),
+        ("onnx", "ONNX Runtime, which .*OnnxModel runs"),
+        ("marian", ".*MarianMTModel"),
+        ("ctranslate2", ".*`transformer-lib serve`"),
+        ("onnx-int8", "ONNX Runtime"),
         ("ctranslate2-int8", "CTranslate2"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=f"{kind} is an export for {telling}"):
             load_pretrained(folders[kind])
     with pytest.raises(ValueError, match="out/ctranslate2 is an export for"):

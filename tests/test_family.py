@@ -78,22 +78,46 @@ def ids_of(rows=2, length=7):
 # --- the same weights in other people's models ----------------------------------------
 
 LAYER = {  # ours to (GPT-2, BERT, ViT, Llama)
-    "self_attention.w_q": (None, "attention.self.query", "attention.q_proj",
-                           "self_attn.q_proj"),
-    "self_attention.w_k": (None, "attention.self.key", "attention.k_proj",
-                           "self_attn.k_proj"),
-    "self_attention.w_v": (None, "attention.self.value", "attention.v_proj",
-                           "self_attn.v_proj"),
-    "self_attention.w_o": ("attn.c_proj", "attention.output.dense", "attention.o_proj",
-                           "self_attn.o_proj"),
-    "residual_1.norm": ("ln_1", "attention.output.LayerNorm", "layernorm_before",
-                        "input_layernorm"),
+    "self_attention.w_q": (
+        None,
+        "attention.self.query",
+        "attention.q_proj",
+        "self_attn.q_proj",
+    ),
+    "self_attention.w_k": (
+        None,
+        "attention.self.key",
+        "attention.k_proj",
+        "self_attn.k_proj",
+    ),
+    "self_attention.w_v": (
+        None,
+        "attention.self.value",
+        "attention.v_proj",
+        "self_attn.v_proj",
+    ),
+    "self_attention.w_o": (
+        "attn.c_proj",
+        "attention.output.dense",
+        "attention.o_proj",
+        "self_attn.o_proj",
+    ),
+    "residual_1.norm": (
+        "ln_1",
+        "attention.output.LayerNorm",
+        "layernorm_before",
+        "input_layernorm",
+    ),
     "feed_forward.w_1": ("mlp.c_fc", "intermediate.dense", "mlp.fc1", "mlp.gate_proj"),
     "feed_forward.w_2": ("mlp.c_proj", "output.dense", "mlp.fc2", "mlp.down_proj"),
     "feed_forward.w_3": (None, None, None, "mlp.up_proj"),
-    "residual_2.norm": ("ln_2", "output.LayerNorm", "layernorm_after",
-                        "post_attention_layernorm"),
-}  # fmt: skip
+    "residual_2.norm": (
+        "ln_2",
+        "output.LayerNorm",
+        "layernorm_after",
+        "post_attention_layernorm",
+    ),
+}
 KINDS = {
     "GPT-2": (0, "transformer.h.{}.", "transformer.ln_f"),
     "BERT": (1, "layer.{}.", None),
@@ -159,22 +183,36 @@ def language_model(member, base=10_000.0):
 
             return GPT2LMHeadModel(
                 GPT2Config(
-                    vocab_size=V, n_positions=12, n_embd=16, n_layer=2, n_head=4,
-                    n_inner=24, activation_function="gelu", tie_word_embeddings=False,
-                    bos_token_id=BOS, eos_token_id=EOS,
+                    vocab_size=V,
+                    n_positions=12,
+                    n_embd=16,
+                    n_layer=2,
+                    n_head=4,
+                    n_inner=24,
+                    activation_function="gelu",
+                    tie_word_embeddings=False,
+                    bos_token_id=BOS,
+                    eos_token_id=EOS,
                 )
-            )  # fmt: skip
+            )
         from transformers import LlamaConfig, LlamaForCausalLM
 
         return LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=V, hidden_size=16, num_hidden_layers=2,
-                num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
-                mlp_bias=True, rms_norm_eps=1e-5, tie_word_embeddings=False,
+                vocab_size=V,
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                intermediate_size=24,
+                mlp_bias=True,
+                rms_norm_eps=1e-5,
+                tie_word_embeddings=False,
                 rope_parameters={"rope_type": "default", "rope_theta": base},
-                bos_token_id=BOS, eos_token_id=EOS,
+                bos_token_id=BOS,
+                eos_token_id=EOS,
             )
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("member", ["GPT-2", "LLaMA"])
@@ -204,11 +242,16 @@ def test_bert_layers_equal_hugging_face():
     from transformers.models.bert.modeling_bert import BertEncoder
 
     settings_ = BertConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=24, hidden_act="gelu", layer_norm_eps=1e-5,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=24,
+        hidden_act="gelu",
+        layer_norm_eps=1e-5,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
         attn_implementation="eager",
-    )  # fmt: skip
+    )
     stack, theirs = model_of("BERT").encoder, BertEncoder(settings_)
     load(theirs, in_their_words("BERT", stack, lambda p: p.detach()))
     x = torch.randn(2, 6, 16)
@@ -231,11 +274,17 @@ def test_whole_vit_equals_hugging_face():
     model = ImageClassifier(config, image_size=8, patch_size=2, channels=3)
     theirs = ViTForImageClassification(
         ViTConfig(
-            hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
-            intermediate_size=24, image_size=8, patch_size=2, num_channels=3,
-            layer_norm_eps=1e-5, num_labels=10,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=24,
+            image_size=8,
+            patch_size=2,
+            num_channels=3,
+            layer_norm_eps=1e-5,
+            num_labels=10,
         )
-    )  # fmt: skip
+    )
     weights = in_their_words("ViT", model.stack, lambda p: p.detach())
     matrix = model.embedding.weight.detach()
     weights |= {
@@ -288,8 +337,9 @@ def test_two_thirds_keep_the_size_of_a_gated_network():
     """Shazeer 2020, section 3."""
     plain = _NETWORKS["relu"](512, 2048)
     gated = _NETWORKS["swiglu"](512, 2048 * 2 // 3)
-    weights = [sum(p.numel() for p in m.parameters() if p.dim() > 1)
-               for m in (plain, gated)]  # fmt: skip
+    weights = [
+        sum(p.numel() for p in m.parameters() if p.dim() > 1) for m in (plain, gated)
+    ]
     assert weights[1] == pytest.approx(weights[0], rel=1e-3)
 
 
@@ -645,9 +695,12 @@ def test_experts_equal_mixtrals(count, few):
     torch.manual_seed(0)
     ours = MixtureOfExperts(6, 10, count, few, "swiglu")
     config = MixtralConfig(
-        hidden_size=6, intermediate_size=10, num_local_experts=count,
-        num_experts_per_tok=few, hidden_act="silu",
-    )  # fmt: skip
+        hidden_size=6,
+        intermediate_size=10,
+        num_local_experts=count,
+        num_experts_per_tok=few,
+        hidden_act="silu",
+    )
     theirs = MixtralSparseMoeBlock(config)
     with torch.no_grad():
         for expert in ours.experts:
@@ -900,9 +953,10 @@ def test_a_training_that_runs_out_of_time_ends_with_a_rate_of_zero(monkeypatch):
     weight = torch.nn.Linear(1, 1)
     step = torch.optim.Adam.step
     monkeypatch.setattr(
-        torch.optim.Adam, "step",
+        torch.optim.Adam,
+        "step",
         lambda self: (rates.append(self.param_groups[0]["lr"]), step(self))[1],
-    )  # fmt: skip
+    )
     losses = _fit(weight, lambda: weight(torch.ones(1)).square().sum(), 200, 1.0, 10.0)
     assert len(losses) == len(rates) == 10  # at 20, 40, ... 200 of 200 steps
     assert rates[0] > 0.9 and rates == sorted(rates, reverse=True) and rates[-1] < 0.01

@@ -101,9 +101,13 @@ def test_a_tag_stays_whole(tokenizer, larger):
 
 @pytest.mark.parametrize(
     ("pieces", "symbols", "said"),
-    [(["a"], [], "known already"), (["▁dogma"] * 2, [], "given twice"),
-     ([], [""], "is empty"), (["xy"], ["xy"], "given twice")],
-)  # fmt: skip
+    [
+        (["a"], [], "known already"),
+        (["▁dogma"] * 2, [], "given twice"),
+        ([], [""], "is empty"),
+        (["xy"], ["xy"], "given twice"),
+    ],
+)
 def test_pieces_that_cannot_be_added(tokenizer, pieces, symbols, said):
     with pytest.raises(ValueError, match=said):
         add_pieces(tokenizer, pieces, symbols)
@@ -274,8 +278,9 @@ def a_marian_like_those_of_the_hub(tokenizer, folder):
     torch.manual_seed(1)
     config = _marian_config(
         TransformerConfig(tokenizer.vocab_size, **SIZES),
-        activation_function="swish", decoder_start_token_id=PAD,
-    )  # fmt: skip
+        activation_function="swish",
+        decoder_start_token_id=PAD,
+    )
     twin = MarianMTModel(config).eval()
     twin.final_logits_bias.normal_()
     twin.save_pretrained(folder)
@@ -300,9 +305,13 @@ def test_a_marian_model_is_trained_on(tokenizer, tmp_path, made, activation):
     loaded, same = from_marian(tmp_path / "theirs", "cpu")
     loaded.save_pretrained(tmp_path / "start", same, half=False)
     recipe = fine_tuning_recipe(
-        tmp_path / "start", corpus="grammar-en-de", max_pairs=50, max_steps=12,
-        validate_every=3, warmup=1,
-    )  # fmt: skip
+        tmp_path / "start",
+        corpus="grammar-en-de",
+        max_pairs=50,
+        max_steps=12,
+        validate_every=3,
+        warmup=1,
+    )
     assert recipe.model["activation"] == activation
     run = train(recipe, tmp_path / "run", show=False, device="cpu")
     losses = [record["valid_loss"] for record in run.history]

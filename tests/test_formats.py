@@ -18,9 +18,13 @@ from transformer_lib.corpora import (
     stream_pairs,
 )
 
-PAIRS = [("Good morning.", "Guten Morgen."), ("Where are you?", "Wo bist du?"),
-         ("It is a book & a pen.", "Es ist ein Buch & ein Stift."), ("No.", "Nein."),
-         ("Thank you.", "Danke.")]  # fmt: skip
+PAIRS = [
+    ("Good morning.", "Guten Morgen."),
+    ("Where are you?", "Wo bist du?"),
+    ("It is a book & a pen.", "Es ist ein Buch & ein Stift."),
+    ("No.", "Nein."),
+    ("Thank you.", "Danke."),
+]
 
 
 def read(path, target=None, **settings):
@@ -37,8 +41,10 @@ TABLES = {
     "Tatoeba's export": tabs(*IDS),
     "with a mark at its beginning": "\ufeff" + tabs(*IDS),
     "manythings.org": tabs(
-        *((a, b, f"CC-BY 2.0 (France) Attribution: tatoeba.org #{i} (x) & #{i} (y)")
-          for i, (a, b) in enumerate(PAIRS))
+        *(
+            (a, b, f"CC-BY 2.0 (France) Attribution: tatoeba.org #{i} (x) & #{i} (y)")
+            for i, (a, b) in enumerate(PAIRS)
+        )
     ),
     "Tatoeba Challenge": tabs(*(("eng", "deu_Latn", *pair) for pair in PAIRS)),
     "ParaCrawl": tabs(
@@ -56,7 +62,7 @@ TABLES = {
     "a header over ids": tabs(
         *((str(i), *pair) for i, pair in enumerate(PAIRS)), first=("no", "x", "y")
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", TABLES)
@@ -245,17 +251,21 @@ def test_two_files_of_wmt(tmp_path):
 
 def test_wmt_in_one_file(tmp_path):
     def side(name, lines):
-        rows = "".join(f'<seg id="{i}">{t.replace("&", "&amp;")}</seg>'
-                       for i, t in enumerate(lines))  # fmt: skip
+        rows = "".join(
+            f'<seg id="{i}">{t.replace("&", "&amp;")}</seg>'
+            for i, t in enumerate(lines)
+        )
         return f"<{name}><p>{rows}</p></{name.split()[0]}>"
 
     en, de = zip(*PAIRS, strict=True)
     (tmp_path / "x.xml").write_text(
         '<?xml version="1.0"?><!-- made by hand --><dataset id="t"><doc id="d">'
-        + side('src lang="en"', en) + side('ref lang="de" translator="A"', de)
-        + side('ref lang="de" translator="B"', en) + side("hyp", en)
+        + side('src lang="en"', en)
+        + side('ref lang="de" translator="A"', de)
+        + side('ref lang="de" translator="B"', en)
+        + side("hyp", en)
         + "</doc></dataset>"
-    )  # fmt: skip
+    )
     assert read(tmp_path / "x.xml")[0] == PAIRS
 
 
@@ -267,8 +277,9 @@ def test_tags_without_an_end_take_no_time(piece):
     text = piece * (200_000 // len(piece))
     assert list(formats._segments(text)) == []
     assert formats._form_of(io.BufferedReader(io.BytesIO(text.encode())), "x") in (
-        "", "wmt"
-    )  # fmt: skip
+        "",
+        "wmt",
+    )
 
 
 def test_what_is_not_read_is_refused_by_its_name(tmp_path):
@@ -293,12 +304,14 @@ def test_what_is_not_read_is_refused_by_its_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "text", "row"),
-    [("a.tsv", "A dog.\tEin Hund.\n", "1: 'A dog.'; 2: 'Ein Hund.'"),
-     ("a.tsv.gz", "A dog.\tEin Hund.\n", "1: 'A dog.'; 2: 'Ein Hund.'"),
-     ("a.txt", "1\tA dog.\n2\tA cat.", "1: '1'; 2: 'A dog.'"),
-     ("a.csv", 'en,de\n"A dog, a cat.",Ein\n', "1: 'en'; 2: 'de'"),
-     ("b", "A dog.\tEin Hund.\n" * 900 + "no tab\n", "1: 'A dog.'; 2: 'Ein")],
-)  # fmt: skip
+    [
+        ("a.tsv", "A dog.\tEin Hund.\n", "1: 'A dog.'; 2: 'Ein Hund.'"),
+        ("a.tsv.gz", "A dog.\tEin Hund.\n", "1: 'A dog.'; 2: 'Ein Hund.'"),
+        ("a.txt", "1\tA dog.\n2\tA cat.", "1: '1'; 2: 'A dog.'"),
+        ("a.csv", 'en,de\n"A dog, a cat.",Ein\n', "1: 'en'; 2: 'de'"),
+        ("b", "A dog.\tEin Hund.\n" * 900 + "no tab\n", "1: 'A dog.'; 2: 'Ein"),
+    ],
+)
 def test_columns_are_no_lines(name, text, row, tmp_path):
     """Where one side is needed, such as by translate; a line is shown."""
     content = text.encode()
@@ -311,14 +324,18 @@ def test_columns_are_no_lines(name, text, row, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("a.txt", "A dog.\tEin Hund."), ("a.txt", "A dog.\tEin Hund.\nA cat.\n"),
-     ("a", f"A dog.\t{'x ' * 9000}\nA cat.\ty\n"),
-     ("a.csv", "A dog, a cat.\nA cat.\n"), ("a.tsv", "A dog.\n"), ("a.tsv", "")],
-)  # fmt: skip
+    [
+        ("a.txt", "A dog.\tEin Hund."),
+        ("a.txt", "A dog.\tEin Hund.\nA cat.\n"),
+        ("a", f"A dog.\t{'x ' * 9000}\nA cat.\ty\n"),
+        ("a.csv", "A dog, a cat.\nA cat.\n"),
+        ("a.tsv", "A dog.\n"),
+        ("a.tsv", ""),
+    ],
+)
 def test_lines_with_a_tab_or_a_comma_are_lines(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     assert list(side_lines(tmp_path / name)) == text.encode().splitlines()
-
 
 
 # --- what cannot be read: a little is told, much is refused --------------------------

@@ -30,8 +30,15 @@ def words(sentence):
 def text():
     """Pairs of sentences over few words: many are near copies of each other."""
     rng = random.Random(5)
-    return list({tuple(" ".join(rng.choices("ABCDEFGHIJKLMNO", k=rng.randint(1, 9)))
-                       for _ in (0, 1)) for _ in range(300)})  # fmt: skip
+    return list(
+        {
+            tuple(
+                " ".join(rng.choices("ABCDEFGHIJKLMNO", k=rng.randint(1, 9)))
+                for _ in (0, 1)
+            )
+            for _ in range(300)
+        }
+    )
 
 
 def test_what_is_isolated_is_more_than_two_words_away_from_all_else(text):
@@ -50,8 +57,10 @@ def test_what_is_left_out_has_a_neighbor(text):
     for pair in set(candidates) - set(isolated(candidates, others)):
         assert any(
             distance(words(pair[side]), words(other[side])) <= 4
-            for other in text for side in (0, 1) if other is not pair
-        )  # fmt: skip
+            for other in text
+            for side in (0, 1)
+            if other is not pair
+        )
 
 
 def test_capitals_and_punctuation_hide_no_near_copy():

@@ -104,9 +104,11 @@ def test_weigh_heads_and_losses(trained):
         tgt = tokenizer.encode(target)
         src_ids = torch.tensor([tokenizer.encode(source) + [EOS]])
         logits = model(src_ids, torch.tensor([[BOS, *tgt]]))[0]
-        nll += float(torch.nn.functional.cross_entropy(
-            logits, torch.tensor([*tgt, EOS]), reduction="sum"
-        ).detach())  # fmt: skip
+        nll += float(
+            torch.nn.functional.cross_entropy(
+                logits, torch.tensor([*tgt, EOS]), reduction="sum"
+            ).detach()
+        )
         count += len(tgt) + 1
     assert loss == pytest.approx(nll / count, rel=1e-4) and len(choices) == count
     before, counts, _ = _sentence_losses(model, batches)
@@ -171,8 +173,10 @@ def test_the_record_says_what_the_chapter_says(trained):
         assert ("bleu" in row) == (row["change"] == "zeroed")
         if row["head"] is None and row["change"] == "zeroed":
             assert row["error"] > 0
-            alone = sum(found[row["kind"], row["layer"], head, row["change"]]["rise"]
-                        for head in range(H))  # fmt: skip
+            alone = sum(
+                found[row["kind"], row["layer"], head, row["change"]]["rise"]
+                for head in range(H)
+            )
             assert row["more"] == pytest.approx(row["rise"] - alone, abs=1e-6)
     for sharp in record["largest"].values():  # of each head, from equal weights to 1
         assert [len(layer) for layer in sharp] == [H] * L
@@ -225,16 +229,23 @@ def test_most_attended(trained):
 def test_searches(trained):
     tokenizer = trained[1]
     texts = [
-        "Turn the light off.", "She put her coat on.", "Turn the light off.",
-        "He gave it to the man on the bus.", "The shirt is on his back.",
-        "He came back.", "Give me something to write on.",
-    ]  # fmt: skip
+        "Turn the light off.",
+        "She put her coat on.",
+        "Turn the light off.",
+        "He gave it to the man on the bus.",
+        "The shirt is on his back.",
+        "He came back.",
+        "Give me something to write on.",
+    ]
     assert _split_verbs(tokenizer, texts) == [(texts[0], 3, 0), (texts[1], 4, 1)]
     texts = [
-        "Tom forgot his keys.", "Tom told John about his keys.",
-        "The dog wags its tail.", "Mary lost his keys.", "His name is Tom.",
+        "Tom forgot his keys.",
+        "Tom told John about his keys.",
+        "The dog wags its tail.",
+        "Mary lost his keys.",
+        "His name is Tom.",
         "They sold their house.",
-    ]  # fmt: skip
+    ]
     wanted = [(texts[0], 2, 0), (texts[2], 3, 1), (texts[5], 2, 0)]
     assert _possessives(tokenizer, texts) == wanted
 
@@ -254,8 +265,9 @@ def test_link_shares_by_hand():
 def test_a_head_is_scored_where_it_was_not_chosen():
     """One head knows each verb a little, the other one verb by heart and no other."""
     known = {"turned": 1.0, "put": 0.0, "threw": 0.0, "took": 0.0}
-    shares = {verb: torch.tensor([[0.3, link], [0.0, 0.0]])
-              for verb, link in known.items()}  # fmt: skip
+    shares = {
+        verb: torch.tensor([[0.3, link], [0.0, 0.0]]) for verb, link in known.items()
+    }
     found = _scored_elsewhere(shares)
     assert found["turned"] == (0, pytest.approx(0.3), 0.0)  # not what it knows by heart
     assert [found[verb][0] for verb in ("put", "threw", "took")] == [1, 1, 1]
@@ -350,15 +362,19 @@ def test_weights_are_set_beside_the_choice_of_the_same_token(row):
 
 def test_a_record_goes_on_from_one_of_the_same_model(trained, monkeypatch, tmp_path):
     """Of another model all is measured; of the same one only what it lacks."""
-    pairs = [("Tom forgot his keys.", "Tom vergaß seine Schlüssel."),
-             ("She put her coat on.", "Sie zog ihren Mantel an.")]  # fmt: skip
+    pairs = [
+        ("Tom forgot his keys.", "Tom vergaß seine Schlüssel."),
+        ("She put her coat on.", "Sie zog ihren Mantel an."),
+    ]
     test = Corpus("made", "test", pairs, "none", "nowhere")
     weighed, scored = [], []
 
     def weigh(model, tokenizer, pairs, changes):
         weighed.append(changes)
-        return [{"kind": "cross", "layer": 0, "head": 1, "change": name, "rise": 0.1}
-                for name in changes]  # fmt: skip
+        return [
+            {"kind": "cross", "layer": 0, "head": 1, "change": name, "rise": 0.1}
+            for name in changes
+        ]
 
     def score(*sides):
         scored.append(sides)

@@ -31,10 +31,19 @@ METHODS = {"transformer": {"runs.folder", "tokenizer", "decoding.strategies"}}
 CROSSING = 91
 DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}
 TEXT = {  # files, no page
-    "tokenizer", "corpora.downloads", "corpora.text_files", "corpora.formats",
-    "corpora.known", "runs.checkpoints", "runs.folder", "batches.prepared", "wmt",
-    "parsing.tree_tokens", "ablations", "storage",
-}  # fmt: skip
+    "tokenizer",
+    "corpora.downloads",
+    "corpora.text_files",
+    "corpora.formats",
+    "corpora.known",
+    "runs.checkpoints",
+    "runs.folder",
+    "batches.prepared",
+    "wmt",
+    "parsing.tree_tokens",
+    "ablations",
+    "storage",
+}
 SPEAKS_JSON = {"export.onnx", "export.marian", "export.ctranslate2", "server"}
 
 
@@ -113,9 +122,10 @@ def test_the_layer_is_written_once():
         name
         for name, path in FRONT.items()
         for node in ast.walk(tree(path))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
         and node.func.attr.startswith("residual_")
-    }  # fmt: skip
+    }
     assert found == {"encoder", "decoder"}
 
 

@@ -7,8 +7,8 @@ import pytest
 from built import ROOT
 
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
-import house  # noqa: E402
-from doors import taken  # noqa: E402
+import house
+from doors import taken
 
 
 def test_every_module_that_a_notebook_exports_is_a_room():

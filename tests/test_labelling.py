@@ -1,5 +1,6 @@
 """Chapter 26: the parser that gives each word a label."""
 
+import itertools
 import json
 
 import pytest
@@ -46,8 +47,12 @@ def test_any_labels_give_a_tree(labels):
 
 def test_labels_of_the_papers_kind():
     """Common ancestors counted from the tree, word by word, not by our walk."""
-    one = clean_tree(tree("(S (NP (DT The) (NN dog)) (VP (VBD ate) (NP (NP (DT a) "
-                          "(NN bone)) (PP (IN of) (NP (NN it))))) (. .))"))  # fmt: skip
+    one = clean_tree(
+        tree(
+            "(S (NP (DT The) (NN dog)) (VP (VBD ate) (NP (NP (DT a) "
+            "(NN bone)) (PP (IN of) (NP (NN it))))) (. .))"
+        )
+    )
 
     def above(node, index, path=()):
         """The constituents over a word that have several children, outermost first."""
@@ -63,10 +68,10 @@ def test_labels_of_the_papers_kind():
     paths = [above(one, i) for i in range(len(one.words))]
     common = [
         [a for a, b in zip(*pair, strict=False) if a is b]
-        for pair in zip(paths, paths[1:], strict=False)
+        for pair in itertools.pairwise(paths)
     ]
     counts = [0, *map(len, common)]
-    wanted = [after - before for before, after in zip(counts, counts[1:], strict=False)]
+    wanted = [after - before for before, after in itertools.pairwise(counts)]
     labels = _tree_labels(one)
     assert [step for step, _, _ in labels] == [*wanted, 0]
     assert [name for _, name, _ in labels] == [*(c[-1].label for c in common), ""]
@@ -109,16 +114,31 @@ def test_the_tool_of_the_reference_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tool, "load_trees", first_trees)
     recipe = tmp_path / "tiny.toml"
-    text = ('name = "tiny"\ncorpus = "toy+slots"\nvocab_size = 600\nmax_length = 40\n'
-            "max_tokens = 400\nmax_steps = {}\nwarmup = 10\nvalidate_every = 3\n"
-            "keep_last = 2\n[model]\nd_model = 16\nnum_heads = 2\nnum_layers = 1\n"
-            "d_ff = 32\n")  # fmt: skip
+    text = (
+        'name = "tiny"\ncorpus = "toy+slots"\nvocab_size = 600\nmax_length = 40\n'
+        "max_tokens = 400\nmax_steps = {}\nwarmup = 10\nvalidate_every = 3\n"
+        "keep_last = 2\n[model]\nd_model = 16\nnum_heads = 2\nnum_layers = 1\n"
+        "d_ff = 32\n"
+    )
 
     def record(run, steps):
         recipe.write_text(text.format(steps))
         out = tmp_path / f"{run}.json"
-        tool.main([str(tmp_path / run), "--recipe", str(recipe), "--out", str(out),
-                   "--every", "20", "--some", "30", "--device", "cpu"])  # fmt: skip
+        tool.main(
+            [
+                str(tmp_path / run),
+                "--recipe",
+                str(recipe),
+                "--out",
+                str(out),
+                "--every",
+                "20",
+                "--some",
+                "30",
+                "--device",
+                "cpu",
+            ]
+        )
         found = json.loads(out.read_text("utf-8"))
         del found["seconds"], found["environment"]["date"]
         for one in (found["scores"]["all"], found["development"], *found["history"]):

@@ -240,12 +240,14 @@ def test_traceback_is_pythons_and_begins_in_the_cell():
         ("x = (", "SyntaxError: '(' was never closed"),
         ("def f(): return f()\nf()", "RecursionError"),
         ("exit()", "SystemExit"),
-        ("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError from e",
-         "direct cause"),
+        (
+            "try: 1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError from e",
+            "direct cause",
+        ),
         ("while True: print('x' * 100)", "20,000 characters"),
         ("try:\n    while True: print(1)\nexcept Exception: pass", "20,000 characters"),
     ],
-)  # fmt: skip
+)
 def test_errors_are_told_in_short(text, said):
     result, printed = run([text])
     assert said in result["error"] and result["stopped"] == 0

@@ -281,7 +281,7 @@ def test_a_run_without_end_is_stopped(reader):
     assert "Stopped" in reader.seen(number)[2] and "Stopped" in reader.seen(1)[2]
     assert not stop.is_visible()
     reader.editor(number).fill("while True: print('again')")
-    text, error, notes = reader.run(number)  # in a Python started afresh
+    text, error, _notes = reader.run(number)  # in a Python started afresh
     assert error == "Stopped: a cell may print 20,000 characters here, not more."
     assert len(text) == live_runner.LONGEST
     reader.page.get_by_role("button", name="Reset all cells").click()

@@ -219,10 +219,17 @@ def test_latent_attention_equals_deepseeks():
 
     torch.manual_seed(0)
     config = DeepseekV2Config(
-        hidden_size=12, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=None,
-        kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4,
-        attention_bias=False, attn_implementation="eager",
-    )  # fmt: skip
+        hidden_size=12,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        q_lora_rank=None,
+        kv_lora_rank=6,
+        qk_nope_head_dim=4,
+        qk_rope_head_dim=2,
+        v_head_dim=4,
+        attention_bias=False,
+        attn_implementation="eager",
+    )
     theirs, ours = DeepseekV2Attention(config, 0).eval(), LatentAttention(12, 3, 6)
     theirs.kv_a_layernorm = torch.nn.Identity()
     with torch.no_grad():

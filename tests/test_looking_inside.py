@@ -75,9 +75,13 @@ def test_weights_equal_torch_s_own(norm_first):
         for layer, (query, key, value, mask) in enumerate(inputs):
             wide = mask.expand(len(query), 4, query.shape[1], key.shape[1])
             weights = getattr(stack.layers[layer], name)(
-                query, key, value, need_weights=True, average_attn_weights=False,
+                query,
+                key,
+                value,
+                need_weights=True,
+                average_attn_weights=False,
                 attn_mask=~wide.flatten(0, 1),
-            )[1]  # fmt: skip
+            )[1]
             torch.testing.assert_close(got[kind][layer], weights, atol=1e-6, rtol=1e-5)
             compared += 1
     assert compared == 6
@@ -131,7 +135,7 @@ def stop(*seen):
 
 
 def test_words_of_pieces():
-    pieces = ["<s>", "▁Tom", "'", "s", "▁rain", "ing", ",", "▁\"", "so", ".", "</s>"]
+    pieces = ["<s>", "▁Tom", "'", "s", "▁rain", "ing", ",", '▁"', "so", ".", "</s>"]
     groups = _word_groups(pieces)
     words = _join_labels(pieces, groups)
     assert words == ["<s>", "Tom's", "raining", ",", '"', "so", ".", "</s>"]
@@ -240,11 +244,16 @@ def test_row_statistics_by_loops(trained):
             row = weights[0, h, t].tolist()
             entropy = -sum(w * torch.tensor(w).log().item() for w in row if w)
             wanted = {
-                "previous": row[t - 1] if t else 0, "itself": row[t],
-                "next": row[t + 1] if t < 3 else 0, "first": row[0], "end": row[3],
-                "punctuation": row[1], "largest": max(row), "entropy": entropy,
+                "previous": row[t - 1] if t else 0,
+                "itself": row[t],
+                "next": row[t + 1] if t < 3 else 0,
+                "first": row[0],
+                "end": row[3],
+                "punctuation": row[1],
+                "largest": max(row),
+                "entropy": entropy,
                 "distance": sum(w * abs(t - s) for s, w in enumerate(row)),
-            }  # fmt: skip
+            }
             assert wanted.keys() == got.keys()
             for name, value in wanted.items():
                 assert float(got[name][0, h, t]) == pytest.approx(value, abs=1e-5), name

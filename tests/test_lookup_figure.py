@@ -17,6 +17,7 @@ def figure():
 
 def by_torch(data, hour, length, scaled):
     """Weights and output of torch's own attention for a query of the figure."""
+
     def directions(hours, size):
         angle = 2 * torch.pi * torch.tensor(hours, dtype=torch.float64) / 24
         return size * torch.stack([angle.cos(), angle.sin()], dim=-1)
@@ -26,8 +27,10 @@ def by_torch(data, hour, length, scaled):
     values = torch.tensor([r[1:] for r in data["readings"]], dtype=torch.float64)[None]
     scale = 2**-0.5 if scaled else 1.0
     eye = torch.eye(3, dtype=torch.float64)[None]
-    return [scaled_dot_product_attention(query, keys, v, scale=scale)[0, 0].tolist()
-            for v in (eye, values)]  # fmt: skip
+    return [
+        scaled_dot_product_attention(query, keys, v, scale=scale)[0, 0].tolist()
+        for v in (eye, values)
+    ]
 
 
 def weights_in(page):

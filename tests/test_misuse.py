@@ -36,11 +36,26 @@ data_dir = small_runs.data_dir
 pairs = small_runs.pairs
 
 EVERYTHING = {
-    "none": None, "text": "x", "empty": "", "list": [], "table": {}, "bytes": b"x",
-    "object": object(), "tensor": torch.tensor([0.5]), "-1": -1, "0": 0, "1/2": 0.5,
-    "3/2": 1.5, "2.0": 2.0, "nan": math.nan, "inf": math.inf, "-inf": -math.inf,
-    "true": True, "huge": 10**30, "nones": [None],
-}  # fmt: skip
+    "none": None,
+    "text": "x",
+    "empty": "",
+    "list": [],
+    "table": {},
+    "bytes": b"x",
+    "object": object(),
+    "tensor": torch.tensor([0.5]),
+    "-1": -1,
+    "0": 0,
+    "1/2": 0.5,
+    "3/2": 1.5,
+    "2.0": 2.0,
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "true": True,
+    "huge": 10**30,
+    "nones": [None],
+}
 MODEL = Transformer(TransformerConfig(40, **SMALL))
 IDS = torch.tensor([[5, 6, 3]])
 PAIRS = grammar_split("train", 200)
@@ -61,86 +76,216 @@ WHOLE, FROM_0 = set(), {"0"}
 SHARE, REAL, SWITCH = {"0", "1/2"}, {"0", "1/2", "3/2", "2.0"}, {"true"}
 OPTIONAL, LINES = {"none"}, {"text", "empty", "list", "table"}
 DOORS = {
-    TransformerConfig: ({"vocab_size": 40} | SMALL, {
-        "vocab_size": WHOLE, "d_model": WHOLE, "num_heads": WHOLE, "num_layers": WHOLE,
-        "d_ff": WHOLE, "d_k": OPTIONAL, "d_v": OPTIONAL, "dropout": SHARE,
-        "attention_dropout": SHARE, "positions": WHOLE, "max_length": WHOLE,
-        "norm_first": SWITCH, "attention_bias": SWITCH, "tie_embeddings": SWITCH,
-        "activation": WHOLE, "output_bias": SWITCH}),
+    TransformerConfig: (
+        {"vocab_size": 40} | SMALL,
+        {
+            "vocab_size": WHOLE,
+            "d_model": WHOLE,
+            "num_heads": WHOLE,
+            "num_layers": WHOLE,
+            "d_ff": WHOLE,
+            "d_k": OPTIONAL,
+            "d_v": OPTIONAL,
+            "dropout": SHARE,
+            "attention_dropout": SHARE,
+            "positions": WHOLE,
+            "max_length": WHOLE,
+            "norm_first": SWITCH,
+            "attention_bias": SWITCH,
+            "tie_embeddings": SWITCH,
+            "activation": WHOLE,
+            "output_bias": SWITCH,
+        },
+    ),
     Transformer: ({"config": MODEL.config}, {"config": WHOLE}),
-    MODEL.forward: ({"src_ids": IDS, "tgt_ids": IDS},
-                    {"src_ids": WHOLE, "tgt_ids": WHOLE}),
-    MODEL.generate: ({"src_ids": IDS, "beam_size": 1}, {
-        "src_ids": WHOLE, "beam_size": WHOLE, "alpha": REAL, "max_extra": FROM_0,
-        "no_repeat_ngram_size": FROM_0, "sample": SWITCH}),
-    greedy_decode: ({"model": MODEL, "src_ids": IDS}, {
-        "model": WHOLE, "src_ids": WHOLE, "max_extra": FROM_0,
-        "no_repeat_ngram_size": FROM_0}),
-    beam_search: ({"model": MODEL, "src_ids": IDS}, {
-        "model": WHOLE, "src_ids": WHOLE, "beam_size": WHOLE, "alpha": REAL,
-        "max_extra": FROM_0, "n_best": WHOLE, "no_repeat_ngram_size": FROM_0}),
-    label_smoothed_cross_entropy: ({"logits": LOGITS, "target": TARGET}, {
-        "logits": WHOLE, "target": WHOLE, "epsilon": SHARE}),
-    noam_lr: ({"step": 3, "d_model": 16, "warmup": 10}, {
-        "step": WHOLE, "d_model": WHOLE, "warmup": WHOLE, "factor": REAL}),
-    Recipe: ({"name": "x", "corpus": "y", "vocab_size": 700, "max_tokens": 500}, {
-        "name": {"text"}, "corpus": {"text"}, "vocab_size": WHOLE, "model": {"table"},
-        "max_length": WHOLE, "max_words": OPTIONAL, "max_pairs": OPTIONAL,
-        "sample": SHARE, "copies": WHOLE, "max_tokens": WHOLE, "accumulate": WHOLE,
-        "max_steps": WHOLE, "warmup": WHOLE, "cooldown": FROM_0,
-        "factor": REAL - {"0"}, "epsilon": SHARE, "seed": FROM_0,
-        "validate_every": WHOLE, "kind": WHOLE, "dropout_after": FROM_0,
-        "fast_dropout": SWITCH, "clip": REAL, "precision": WHOLE, "chunk": FROM_0,
-        "fused": SWITCH, "prefetch": FROM_0, "packed": FROM_0, "compiled": SWITCH,
-        "keep_last": FROM_0, "start_from": {"text", "empty"}, "joined": REAL,
-        "renamed": REAL, "varied": {"table"}, "initial_std": REAL}),
-    average_checkpoints: ({"paths_or_run_dir": "no run"}, {
-        "last": OPTIONAL, "after": OPTIONAL | FROM_0}),
+    MODEL.forward: (
+        {"src_ids": IDS, "tgt_ids": IDS},
+        {"src_ids": WHOLE, "tgt_ids": WHOLE},
+    ),
+    MODEL.generate: (
+        {"src_ids": IDS, "beam_size": 1},
+        {
+            "src_ids": WHOLE,
+            "beam_size": WHOLE,
+            "alpha": REAL,
+            "max_extra": FROM_0,
+            "no_repeat_ngram_size": FROM_0,
+            "sample": SWITCH,
+        },
+    ),
+    greedy_decode: (
+        {"model": MODEL, "src_ids": IDS},
+        {
+            "model": WHOLE,
+            "src_ids": WHOLE,
+            "max_extra": FROM_0,
+            "no_repeat_ngram_size": FROM_0,
+        },
+    ),
+    beam_search: (
+        {"model": MODEL, "src_ids": IDS},
+        {
+            "model": WHOLE,
+            "src_ids": WHOLE,
+            "beam_size": WHOLE,
+            "alpha": REAL,
+            "max_extra": FROM_0,
+            "n_best": WHOLE,
+            "no_repeat_ngram_size": FROM_0,
+        },
+    ),
+    label_smoothed_cross_entropy: (
+        {"logits": LOGITS, "target": TARGET},
+        {"logits": WHOLE, "target": WHOLE, "epsilon": SHARE},
+    ),
+    noam_lr: (
+        {"step": 3, "d_model": 16, "warmup": 10},
+        {"step": WHOLE, "d_model": WHOLE, "warmup": WHOLE, "factor": REAL},
+    ),
+    Recipe: (
+        {"name": "x", "corpus": "y", "vocab_size": 700, "max_tokens": 500},
+        {
+            "name": {"text"},
+            "corpus": {"text"},
+            "vocab_size": WHOLE,
+            "model": {"table"},
+            "max_length": WHOLE,
+            "max_words": OPTIONAL,
+            "max_pairs": OPTIONAL,
+            "sample": SHARE,
+            "copies": WHOLE,
+            "max_tokens": WHOLE,
+            "accumulate": WHOLE,
+            "max_steps": WHOLE,
+            "warmup": WHOLE,
+            "cooldown": FROM_0,
+            "factor": REAL - {"0"},
+            "epsilon": SHARE,
+            "seed": FROM_0,
+            "validate_every": WHOLE,
+            "kind": WHOLE,
+            "dropout_after": FROM_0,
+            "fast_dropout": SWITCH,
+            "clip": REAL,
+            "precision": WHOLE,
+            "chunk": FROM_0,
+            "fused": SWITCH,
+            "prefetch": FROM_0,
+            "packed": FROM_0,
+            "compiled": SWITCH,
+            "keep_last": FROM_0,
+            "start_from": {"text", "empty"},
+            "joined": REAL,
+            "renamed": REAL,
+            "varied": {"table"},
+            "initial_std": REAL,
+        },
+    ),
+    average_checkpoints: (
+        {"paths_or_run_dir": "no run"},
+        {"last": OPTIONAL, "after": OPTIONAL | FROM_0},
+    ),
     default_device: ({}, {"wanted": OPTIONAL}),
     Tokenizer: ({"model": TOKENIZER.model}, {"model": WHOLE}),
-    Tokenizer.train: ({"sentences": TEXT, "vocab_size": 330}, {
-        "sentences": WHOLE, "vocab_size": WHOLE, "model_type": WHOLE, "threads": WHOLE,
-        "normalize": WHOLE}),
+    Tokenizer.train: (
+        {"sentences": TEXT, "vocab_size": 330},
+        {
+            "sentences": WHOLE,
+            "vocab_size": WHOLE,
+            "model_type": WHOLE,
+            "threads": WHOLE,
+            "normalize": WHOLE,
+        },
+    ),
     Tokenizer.load: ({"path": "none"}, {"path": {"text"}}),
     TOKENIZER.save: ({"path": "none"}, {"path": {"text"}}),
-    TOKENIZER.encode: ({"text": "a"}, {
-        "text": {"text", "empty"}, "sample": SHARE | {"true"}}),
-    TOKENIZER.encode_all: ({"texts": ["a"]}, {
-        "texts": {"list", "table"}, "threads": WHOLE, "sample": SHARE | {"true"}}),
-    TOKENIZER.decode: ({"ids": [7]}, {
-        "ids": {"empty", "list", "table", "bytes", "tensor"}}),
+    TOKENIZER.encode: (
+        {"text": "a"},
+        {"text": {"text", "empty"}, "sample": SHARE | {"true"}},
+    ),
+    TOKENIZER.encode_all: (
+        {"texts": ["a"]},
+        {"texts": {"list", "table"}, "threads": WHOLE, "sample": SHARE | {"true"}},
+    ),
+    TOKENIZER.decode: (
+        {"ids": [7]},
+        {"ids": {"empty", "list", "table", "bytes", "tensor"}},
+    ),
     TOKENIZER.pieces: ({"text": "a"}, {"text": {"text", "empty"}}),
-    Translator: ({"model": READER, "tokenizer": TOKENIZER}, {
-        "model": WHOLE, "tokenizer": WHOLE, "about": {"none", "table"},
-        "by_sentence": SWITCH, "max_length": OPTIONAL}),
-    TRANSLATOR.__call__: ({"sentences": ["a"], "max_extra": 2}, {
-        "sentences": LINES, "beam_size": WHOLE, "alpha": REAL, "max_extra": FROM_0}),
+    Translator: (
+        {"model": READER, "tokenizer": TOKENIZER},
+        {
+            "model": WHOLE,
+            "tokenizer": WHOLE,
+            "about": {"none", "table"},
+            "by_sentence": SWITCH,
+            "max_length": OPTIONAL,
+        },
+    ),
+    TRANSLATOR.__call__: (
+        {"sentences": ["a"], "max_extra": 2},
+        {"sentences": LINES, "beam_size": WHOLE, "alpha": REAL, "max_extra": FROM_0},
+    ),
     TRANSLATOR.n_best: ({"sentences": ["a"], "n": 1}, {"sentences": LINES, "n": WHOLE}),
-    stream: ({"lines": ["a"]}, {
-        "lines": LINES, "max_lines": WHOLE, "pause": REAL}),
-    translate: ({"model": READER, "tokenizer": TOKENIZER, "sentences": ["a"]}, {
-        "model": WHOLE, "tokenizer": WHOLE, "sentences": LINES, "batch_size": WHOLE,
-        "max_extra": FROM_0, "beam_size": WHOLE, "alpha": REAL}),
+    stream: ({"lines": ["a"]}, {"lines": LINES, "max_lines": WHOLE, "pause": REAL}),
+    translate: (
+        {"model": READER, "tokenizer": TOKENIZER, "sentences": ["a"]},
+        {
+            "model": WHOLE,
+            "tokenizer": WHOLE,
+            "sentences": LINES,
+            "batch_size": WHOLE,
+            "max_extra": FROM_0,
+            "beam_size": WHOLE,
+            "alpha": REAL,
+        },
+    ),
     load_pretrained: ({"folder_or_name": "tatoeba-en-de"}, {"folder_or_name": WHOLE}),
-    evaluate: ({"translator": TRANSLATOR, "corpus": PAIRS[:2], "samples": 3}, {
-        "translator": WHOLE, "corpus": WHOLE, "beam_size": WHOLE, "alpha": REAL,
-        "max_extra": FROM_0, "max_tokens": WHOLE, "samples": WHOLE,
-        "tokenize": OPTIONAL}),
-    bleu: ({"hypotheses": [["a"]], "references": [["a"]]}, {
-        "hypotheses": WHOLE, "references": WHOLE, "smooth": WHOLE}),
+    evaluate: (
+        {"translator": TRANSLATOR, "corpus": PAIRS[:2], "samples": 3},
+        {
+            "translator": WHOLE,
+            "corpus": WHOLE,
+            "beam_size": WHOLE,
+            "alpha": REAL,
+            "max_extra": FROM_0,
+            "max_tokens": WHOLE,
+            "samples": WHOLE,
+            "tokenize": OPTIONAL,
+        },
+    ),
+    bleu: (
+        {"hypotheses": [["a"]], "references": [["a"]]},
+        {"hypotheses": WHOLE, "references": WHOLE, "smooth": WHOLE},
+    ),
     load_corpus: ({"spec": "grammar-en-de"}, {"spec": WHOLE, "split": WHOLE}),
 }
 # The same of those that write a folder.
 WRITERS = {
-    prepare: ({"corpus": "grammar-en-de", "folder": "out", "vocab_size": 400}, {
-        "corpus": WHOLE, "folder": {"text"}, "vocab_size": WHOLE, "kind": WHOLE,
-        "max_length": WHOLE, "tokenizer": OPTIONAL, "threads": OPTIONAL,
-        "seed": FROM_0, "max_words": OPTIONAL, "sample_size": WHOLE,
-        "max_pairs": OPTIONAL, "sample": SHARE | {"true"}, "copies": WHOLE,
-        "normalize": OPTIONAL}),
-    export_model: ({"model": READER, "tokenizer": TOKENIZER, "folder": "out"}, {
-        "model": WHOLE, "tokenizer": WHOLE, "folder": {"text"}, "kinds": WHOLE}),
-}  # fmt: skip
+    prepare: (
+        {"corpus": "grammar-en-de", "folder": "out", "vocab_size": 400},
+        {
+            "corpus": WHOLE,
+            "folder": {"text"},
+            "vocab_size": WHOLE,
+            "kind": WHOLE,
+            "max_length": WHOLE,
+            "tokenizer": OPTIONAL,
+            "threads": OPTIONAL,
+            "seed": FROM_0,
+            "max_words": OPTIONAL,
+            "sample_size": WHOLE,
+            "max_pairs": OPTIONAL,
+            "sample": SHARE | {"true"},
+            "copies": WHOLE,
+            "normalize": OPTIONAL,
+        },
+    ),
+    export_model: (
+        {"model": READER, "tokenizer": TOKENIZER, "folder": "out"},
+        {"model": WHOLE, "tokenizer": WHOLE, "folder": {"text"}, "kinds": WHOLE},
+    ),
+}
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__qualname__)
@@ -170,33 +315,83 @@ def test_nonsense_is_refused_before_a_folder_is_written(door, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "call, said",
-    [(lambda: Translator(TOKENIZER, READER), "Tokenizer; it got Tokenizer and Transf"),
-     (lambda: translate(TOKENIZER, READER, ["a"]), "it got Tokenizer and Transformer"),
-     (lambda: translate(READER, ["a"], TOKENIZER), "it got Transformer and list"),
-     (lambda: export_model(TOKENIZER, READER, "x"), "it got Tokenizer and Transformer"),
-     (lambda: export_model(READER, TOKENIZER, "x", kinds="onnx"), "kinds='onnx': give"),
-     (lambda: evaluate(PAIRS, TRANSLATOR), "translator is of type list: give a Transl"),
-     (lambda: evaluate(TRANSLATOR, ["A dog."]), "list and does not hold pairs: give"),
-     (lambda: evaluate(TRANSLATOR, []), "corpus holds no pairs: give some"),
-     (lambda: evaluate(TRANSLATOR, [(None, "a")]), "a NoneType; give untokenized str"),
-     (lambda: prepare("out", "grammar-en-de"), "corpus 'out' is unknown: .*grammar-en"),
-     (lambda: prepare(PAIRS, "out"), "corpus is of type list: give a name"),
-     (lambda: load_corpus(b"mine.tsv"), "corpus is of type bytes: give a name"),
-     (lambda: load_corpus("test", "grammar-en-de"), "split='grammar-en-de': must be"),
-     (lambda: bleu("a b", "a b"), "a side of type str .*give a list of sentences"),
-     (lambda: bleu(["a b"], ["a b"]), "a sentence is a string; give a list of tokens"),
-     (lambda: bleu([["a"]], [[["a"]], [["b"]]]), "1 hypotheses and 2 references"),
-     (lambda: bleu([b"a"], [["a"]]), "a sentence is a bytes; give a list of tokens"),
-     (lambda: Tokenizer.train(330, TEXT), "vocab_size=.*must be a whole number"),
-     (lambda: Tokenizer.train([None], 330), "sentence 0 is of type NoneType: give a"),
-     (lambda: Tokenizer.train(["a", b"b"], 330), "sentence 1 is of type bytes: give a"),
-     (lambda: TOKENIZER.encode(["A dog."]), "sentence 0 is of type list: give a s"),
-     (lambda: TOKENIZER.decode("A dog."), "ids='A dog.': give a list of whole numbers"),
-     (lambda: TRANSLATOR(["A dog.", None]), "line 2 is of type NoneType: give strings"),
-     (lambda: TRANSLATOR(b"A dog."), "sentences is of type bytes: give a string"),
-     (lambda: Tokenizer.load(TOKENIZER), "path=.*: give the path of a file or folder"),
-     (lambda: Tokenizer("tokenizer.model"), "no SentencePiece model of this library")],
-)  # fmt: skip
+    [
+        (
+            lambda: Translator(TOKENIZER, READER),
+            "Tokenizer; it got Tokenizer and Transf",
+        ),
+        (
+            lambda: translate(TOKENIZER, READER, ["a"]),
+            "it got Tokenizer and Transformer",
+        ),
+        (lambda: translate(READER, ["a"], TOKENIZER), "it got Transformer and list"),
+        (
+            lambda: export_model(TOKENIZER, READER, "x"),
+            "it got Tokenizer and Transformer",
+        ),
+        (
+            lambda: export_model(READER, TOKENIZER, "x", kinds="onnx"),
+            "kinds='onnx': give",
+        ),
+        (
+            lambda: evaluate(PAIRS, TRANSLATOR),
+            "translator is of type list: give a Transl",
+        ),
+        (
+            lambda: evaluate(TRANSLATOR, ["A dog."]),
+            "list and does not hold pairs: give",
+        ),
+        (lambda: evaluate(TRANSLATOR, []), "corpus holds no pairs: give some"),
+        (
+            lambda: evaluate(TRANSLATOR, [(None, "a")]),
+            "a NoneType; give untokenized str",
+        ),
+        (
+            lambda: prepare("out", "grammar-en-de"),
+            "corpus 'out' is unknown: .*grammar-en",
+        ),
+        (lambda: prepare(PAIRS, "out"), "corpus is of type list: give a name"),
+        (lambda: load_corpus(b"mine.tsv"), "corpus is of type bytes: give a name"),
+        (
+            lambda: load_corpus("test", "grammar-en-de"),
+            "split='grammar-en-de': must be",
+        ),
+        (lambda: bleu("a b", "a b"), "a side of type str .*give a list of sentences"),
+        (
+            lambda: bleu(["a b"], ["a b"]),
+            "a sentence is a string; give a list of tokens",
+        ),
+        (lambda: bleu([["a"]], [[["a"]], [["b"]]]), "1 hypotheses and 2 references"),
+        (lambda: bleu([b"a"], [["a"]]), "a sentence is a bytes; give a list of tokens"),
+        (lambda: Tokenizer.train(330, TEXT), "vocab_size=.*must be a whole number"),
+        (
+            lambda: Tokenizer.train([None], 330),
+            "sentence 0 is of type NoneType: give a",
+        ),
+        (
+            lambda: Tokenizer.train(["a", b"b"], 330),
+            "sentence 1 is of type bytes: give a",
+        ),
+        (lambda: TOKENIZER.encode(["A dog."]), "sentence 0 is of type list: give a s"),
+        (
+            lambda: TOKENIZER.decode("A dog."),
+            "ids='A dog.': give a list of whole numbers",
+        ),
+        (
+            lambda: TRANSLATOR(["A dog.", None]),
+            "line 2 is of type NoneType: give strings",
+        ),
+        (lambda: TRANSLATOR(b"A dog."), "sentences is of type bytes: give a string"),
+        (
+            lambda: Tokenizer.load(TOKENIZER),
+            "path=.*: give the path of a file or folder",
+        ),
+        (
+            lambda: Tokenizer("tokenizer.model"),
+            "no SentencePiece model of this library",
+        ),
+    ],
+)
 def test_what_users_mix_up(call, said, tmp_path, monkeypatch):
     """A sentence says what was given, and what is to be given."""
     monkeypatch.chdir(tmp_path)
@@ -208,9 +403,13 @@ def test_what_users_mix_up(call, said, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["no/such/file", "."])
 def test_a_wrong_path_is_named(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    doors = {Tokenizer.load: OSError, TOKENIZER.save: OSError,
-             load_pretrained: ValueError, load_corpus: CorpusUnavailable,
-             Translator.from_pretrained: ValueError}  # fmt: skip
+    doors = {
+        Tokenizer.load: OSError,
+        TOKENIZER.save: OSError,
+        load_pretrained: ValueError,
+        load_corpus: CorpusUnavailable,
+        Translator.from_pretrained: ValueError,
+    }
     for door, kind in doors.items():
         with pytest.raises(kind, match=name):
             door(name)
@@ -254,10 +453,16 @@ def test_fit_refuses_nonsense_and_does_not_train_for_ever(pairs, name):
 
 def test_train_refuses_nonsense_before_it_writes(data_dir, tmp_path):
     usual = {"recipe": tiny(), "run_dir": tmp_path / "run", "data_dir": data_dir}
-    taken = {"recipe": set(), "run_dir": {"text"}, "device": OPTIONAL,
-             "data_dir": {"none", "text", "empty", "list", "table", "0"},
-             "max_seconds": REAL | {"inf", "huge"}, "batches": OPTIONAL,
-             "optimizer": OPTIONAL, "schedule": OPTIONAL}  # fmt: skip
+    taken = {
+        "recipe": set(),
+        "run_dir": {"text"},
+        "device": OPTIONAL,
+        "data_dir": {"none", "text", "empty", "list", "table", "0"},
+        "max_seconds": REAL | {"inf", "huge"},
+        "batches": OPTIONAL,
+        "optimizer": OPTIONAL,
+        "schedule": OPTIONAL,
+    }
     for name, allowed in taken.items():
         for what in EVERYTHING.keys() - allowed:
             with pytest.raises(ValueError):
@@ -270,12 +475,14 @@ def test_train_refuses_nonsense_before_it_writes(data_dir, tmp_path):
 
 @pytest.mark.parametrize(
     "changes, said",
-    [({"accumulate": 10**9}, "accumulate=1000000000: .*from 1 to 10,000"),
-     ({"prefetch": 10**9}, "prefetch=.*from 0 to 1,000"),
-     ({"copies": 10**9}, "copies=.*from 1 to 1,000"),
-     ({"joined": 10**9}, "joined=.*from 0 to 100"),
-     ({"packed": 1}, "packed=1: .*two pairs")],
-)  # fmt: skip
+    [
+        ({"accumulate": 10**9}, "accumulate=1000000000: .*from 1 to 10,000"),
+        ({"prefetch": 10**9}, "prefetch=.*from 0 to 1,000"),
+        ({"copies": 10**9}, "copies=.*from 1 to 1,000"),
+        ({"joined": 10**9}, "joined=.*from 0 to 100"),
+        ({"packed": 1}, "packed=1: .*two pairs"),
+    ],
+)
 def test_what_would_never_end_is_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         Recipe.load("grammar", **changes)

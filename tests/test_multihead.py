@@ -117,9 +117,14 @@ def test_value_and_gradients_are_torchs(name, bias, need_weights):
 
 @FEW
 @given(
-    st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4),
-    st.integers(1, 4), st.integers(1, 4), st.integers(0, 99),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 99),
+)
 def test_all_heads_at_once_is_a_loop_over_heads(B, T, S, H, d_k, d_v, seed):
     D = 5
     ours = module(D, H, d_k=d_k, d_v=d_v, seed=seed)

@@ -48,7 +48,7 @@ import importlib.util
 needed = {}
 if any(importlib.util.find_spec(name) is None for name in needed):
     %pip install -q "transformer-lib[{}] @ git+https://github.com/literate-transformer/literate-transformer@{}"
-"""  # noqa: E501
+"""
 MORE = {"28_family": "family", "22_export": "export", "18_command_line": "export"}
 NAMES = {"sklearn": "scikit-learn"}
 MYST = re.compile(
@@ -127,7 +127,7 @@ def test_headings(path):
     text = "\n\n".join(without_fences(c["source"]) for c in cells(path, "markdown"))
     levels = [len(marks) for marks in re.findall(r"^(#{1,6}) +\S", text, re.M)]
     assert levels[:1] == [1] and levels.count(1) == 1, "one H1, and it comes first"
-    for above, below in zip(levels, levels[1:], strict=False):
+    for above, below in itertools.pairwise(levels):
         assert below <= above + 1, f"a heading of level {below} right under {above}"
 
 
@@ -198,8 +198,16 @@ def test_figures_have_words(path):
             assert caption.endswith("."), caption
 
 
-FIRST_SEEN = ["hello", "attention", "multihead", "positions", "encoder", "decoder",
-              "transformer", "objective"]  # fmt: skip
+FIRST_SEEN = [
+    "hello",
+    "attention",
+    "multihead",
+    "positions",
+    "encoder",
+    "decoder",
+    "transformer",
+    "objective",
+]
 
 
 @pytest.mark.parametrize("name", FIRST_SEEN)
@@ -216,9 +224,22 @@ def test_the_books_sentence_is_seen_before_anything_is_built(name):
     assert not any("#| export" in c["source"] for c in seen)
 
 
-FIGURE_FIRST = ["why", "batches", "runs", "decoding", "evaluation", "diagnosis",
-                "speed", "complexity", "wmt", "ablations", "parsing",
-                "looking_inside", "family", "long_text"]  # fmt: skip
+FIGURE_FIRST = [
+    "why",
+    "batches",
+    "runs",
+    "decoding",
+    "evaluation",
+    "diagnosis",
+    "speed",
+    "complexity",
+    "wmt",
+    "ablations",
+    "parsing",
+    "looking_inside",
+    "family",
+    "long_text",
+]
 PRINTED_FIRST = ["corpora", "tokenizer", "training", "translator"]
 
 
@@ -252,14 +273,16 @@ def test_something_is_seen_before_the_list_of_what_is_needed(name):
         ),
         ("#| exporti figures.x\ndef _box(): ...", "a tool of the figures: _box"),
         ("#| exporti\ndef _check_size(): ...", "the guard _check_size"),
-        ("#| export figures.x\nA = 1\ndef a(): ...\ndef b_figure(): ...",
-         "a tool of the figures: b_figure and more"),
+        (
+            "#| export figures.x\nA = 1\ndef a(): ...\ndef b_figure(): ...",
+            "a tool of the figures: b_figure and more",
+        ),
         ("from x import map_figure\n\nmap_figure()", "how the figure is drawn"),
         ("#@title How it was chosen\nx = 1", "how it was chosen"),
         ("%matplotlib inline\nx = 1", "the code"),
         ("not python", "the code"),
     ],
-)  # fmt: skip
+)
 def test_a_fold_says_what_is_inside(source, words, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
     from literate import inside
@@ -312,8 +335,13 @@ def test_a_page_speaks_plainly(path):
 
 
 def test_riddles_are_found_across_lines():
-    for text in ("it cannot be\nhad", '# nowhere to be\n# had"', "Whoever asks",
-                 '"What is "\n    "there"', "> trained\n> so can cheat"):  # fmt: skip
+    for text in (
+        "it cannot be\nhad",
+        '# nowhere to be\n# had"',
+        "Whoever asks",
+        '"What is "\n    "there"',
+        "> trained\n> so can cheat",
+    ):
         assert RIDDLES.search(words(text)), text
     assert not RIDDLES.search(words("What is therefore true. We had been told so."))
 

@@ -76,9 +76,10 @@ def test_the_smoothed_target_says_what_is_asked_for(browser, tmp_path):
                     assert math.isclose(q.sum().item(), 1, abs_tol=1e-6)
                     if way == "a":
                         theirs = F.cross_entropy(
-                            q[None].log().clamp(min=-80), torch.tensor([3]),
+                            q[None].log().clamp(min=-80),
+                            torch.tensor([3]),
                             label_smoothing=e,
-                        )  # fmt: skip
+                        )
                         assert found[3] == pytest.approx(theirs.item(), abs=6e-4)
 
 
@@ -219,8 +220,12 @@ def test_loss_refuses(epsilon, target_shape, said):
 # --- the chunked loss ---
 
 
-@given(st.integers(1, 40), st.integers(1, 50), st.sampled_from([0.0, 0.1, 0.5]),
-       st.integers(0, 99))  # fmt: skip
+@given(
+    st.integers(1, 40),
+    st.integers(1, 50),
+    st.sampled_from([0.0, 0.1, 0.5]),
+    st.integers(0, 99),
+)
 @few
 def test_chunks_equal_torchs_loss(N, rows, epsilon, seed):
     """Value and both gradients, for every way to cut; torch's own is the oracle."""
@@ -259,23 +264,35 @@ def test_no_tokens_no_loss():
     assert loss.item() == 0
 
 
-@pytest.mark.parametrize("arguments", [
-    (torch.zeros(2, 3, 4), torch.zeros(5, 4), torch.zeros(2, 3, dtype=int)),
-    (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2, dtype=int)),
-    (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=int), 0.1, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (torch.zeros(2, 3, 4), torch.zeros(5, 4), torch.zeros(2, 3, dtype=int)),
+        (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2, dtype=int)),
+        (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=int), 0.1, 0),
+    ],
+)
 def test_chunks_refuse(arguments):
     with pytest.raises(ValueError, match="at least one row"):
         chunked_cross_entropy(*arguments)
 
 
-@pytest.mark.parametrize(("width", "epsilon", "said"), [
-    (5, 0.1, r"\(V, 3\)"), (3, 1.5, "epsilon=1.5"), (3, math.nan, "epsilon=nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("width", "epsilon", "said"),
+    [
+        (5, 0.1, r"\(V, 3\)"),
+        (3, 1.5, "epsilon=1.5"),
+        (3, math.nan, "epsilon=nan"),
+    ],
+)
 def test_chunks_refuse_a_table_or_epsilon(width, epsilon, said):
     with pytest.raises(ValueError, match=said):
-        chunked_cross_entropy(torch.ones(2, 3), torch.ones(4, width),
-                              torch.zeros(2, dtype=torch.int64), epsilon)  # fmt: skip
+        chunked_cross_entropy(
+            torch.ones(2, 3),
+            torch.ones(4, width),
+            torch.zeros(2, dtype=torch.int64),
+            epsilon,
+        )
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])

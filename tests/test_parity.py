@@ -241,9 +241,15 @@ def benchmark(monkeypatch):
 
 def test_benchmark_runs(benchmark, tmp_path, capsys):
     """`python benchmarks/decoding.py --quick`: the same outputs; it can be resumed."""
-    asked = ["--quick", "--threads", str(torch.get_num_threads()),
-             "--rounds", str(tmp_path / "rounds.json"),
-             "--out", str(tmp_path / "a.json")]  # fmt: skip
+    asked = [
+        "--quick",
+        "--threads",
+        str(torch.get_num_threads()),
+        "--rounds",
+        str(tmp_path / "rounds.json"),
+        "--out",
+        str(tmp_path / "a.json"),
+    ]
     benchmark.main(asked)
     record = json.loads((tmp_path / "a.json").read_text())
     results = record["results"]

@@ -91,8 +91,12 @@ def test_sequence_of_the_figure():
     wanted = "(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S"
     assert " ".join(linearize(clean_tree(tree(text)))) == wanted
     assert _chunks(wanted.split()) == [
-        "(S_(NP_XX_)NP", "(VP_XX", "(NP_XX", "XX_)NP_)VP", "XX_)S",
-    ]  # fmt: skip
+        "(S_(NP_XX_)NP",
+        "(VP_XX",
+        "(NP_XX",
+        "XX_)NP_)VP",
+        "XX_)S",
+    ]
 
 
 @given(TREES)
@@ -143,8 +147,12 @@ def test_prepared_slots_stand_side_by_side(tmp_path, monkeypatch):
         one = trees[number % len(trees)]
         ids = tokenizer.encode_all([source, target])
         assert [len(side) for side in ids] == [2 * len(one.words)] * 2
-        assert repair(_brackets_of_slots(tokenizer.decode(ids[1]).split()),
-                      list(one.leaves())) == one  # fmt: skip
+        assert (
+            repair(
+                _brackets_of_slots(tokenizer.decode(ids[1]).split()), list(one.leaves())
+            )
+            == one
+        )
         cut += source != _tree_pair(one, tokenizer)[0]
         assert number >= len(trees) or not cut  # the first copy is whole
     assert cut
@@ -174,8 +182,9 @@ def test_slots_of_an_untrained_parser_are_trees(beam_size):
         assert found.tokens == linearize(found.tree)
     source = tokenizer.encode(_tree_pair(trees[0], tokenizer)[0])
     src_ids = torch.tensor([[*source, 3]])
-    (best, *_), = parsing._slot_search(model, src_ids, tokenizer, [len(trees[0].words)],
-                                      beam_size)  # fmt: skip
+    ((best, *_),) = parsing._slot_search(
+        model, src_ids, tokenizer, [len(trees[0].words)], beam_size
+    )
     assert len(best.ids) == len(source) and -1000 < best.log_prob < 0
     assert [parse([t], model, tokenizer, beam_size)[0] for t in trees] == parses
 
@@ -197,9 +206,26 @@ def test_the_tool_that_trains_scores_and_records(tmp_path, tiny_recipe):
     """A tiny parser in two pieces: choices on development trees, test trees once."""
     tool = Path(__file__).resolve().parents[1] / "experiments" / "parsing.py"
     out = tmp_path / "record.json"
-    command = [sys.executable, str(tool), str(tmp_path / "run"), "--recipe",
-               str(tiny_recipe), "--out", str(out), "--every", "40", "--some", "30",
-               "--beams", "1", "2", "--beam", "2", "--device", "cpu"]  # fmt: skip
+    command = [
+        sys.executable,
+        str(tool),
+        str(tmp_path / "run"),
+        "--recipe",
+        str(tiny_recipe),
+        "--out",
+        str(out),
+        "--every",
+        "40",
+        "--some",
+        "30",
+        "--beams",
+        "1",
+        "2",
+        "--beam",
+        "2",
+        "--device",
+        "cpu",
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=1500)
     record = json.loads(out.read_text("utf-8"))
     assert record["finished"] and record["updates"] == 8
@@ -227,14 +253,26 @@ def test_the_places_of_a_parser_are_measured_on_its_way(tmp_path, tiny_recipe):
     import parser_places
 
     run, out = tmp_path / "run", tmp_path / "record.json"
-    arguments = [str(tiny_recipe), "--run-dir", str(run), "--out", str(out), "--device",
-                 "cpu", "--steps", "16"]  # fmt: skip
+    arguments = [
+        str(tiny_recipe),
+        "--run-dir",
+        str(run),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        "--steps",
+        "16",
+    ]
     parser_places.main(arguments)
     record = json.loads(out.read_text("utf-8"))
     assert [point["updates"] for point in record["curve"]] == list(range(2, 17, 2))
     assert all(len(point["cosines"]) == 2 for point in record["curve"])
-    last = train_parser(Recipe.load(tiny_recipe, max_steps=16, keep_last=8,
-                                    validate_every=2), run, show=False)  # fmt: skip
+    last = train_parser(
+        Recipe.load(tiny_recipe, max_steps=16, keep_last=8, validate_every=2),
+        run,
+        show=False,
+    )
     losses = [round(row["valid_loss"], 4) for row in last.history]
     few = record["development"]["pairs"]
     assert few == last.data["valid_pairs"] < parser_places.SENTENCES
@@ -289,8 +327,17 @@ def test_an_untrained_parser_gives_trees(prepared):
 
 def test_training_and_going_on(tmp_path):
     model = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
-    recipe = Recipe("tiny", "toy+chunks", 400, model, max_length=60, max_tokens=400,
-                    max_steps=4, warmup=4, validate_every=2)  # fmt: skip
+    recipe = Recipe(
+        "tiny",
+        "toy+chunks",
+        400,
+        model,
+        max_length=60,
+        max_tokens=400,
+        max_steps=4,
+        warmup=4,
+        validate_every=2,
+    )
     first = train_parser(recipe, tmp_path / "run", show=False)
     assert _form_of(first.tokenizer) == "chunks" and first.progress.step == 4
     longer = dataclasses.replace(recipe, max_steps=6)

@@ -437,9 +437,7 @@ def test_a_folder_of_other_files_is_left_alone(text, tmp_path):
         prepare(text, tmp_path / "notes.txt", vocab_size=300)
 
 
-def test_a_folder_that_cannot_be_renamed_is_written_inside(
-    text, tmp_path, monkeypatch
-):
+def test_a_folder_that_cannot_be_renamed_is_written_inside(text, tmp_path, monkeypatch):
     """An empty one may be where a disk is mounted; what is there stays its own."""
     place, replace = tmp_path / "volume", os.replace
     (place / "lost+found").mkdir(parents=True)
@@ -578,7 +576,7 @@ def test_what_was_killed_is_whole_again(tmp_path):
     "changes", [{"vocab_size": 0}, {"max_length": 0}, {"threads": 0}, {"max_words": -1}]
 )
 def test_impossible_settings(changes, text, tmp_path):
-    (name, value), = changes.items()
+    ((name, value),) = changes.items()
     with pytest.raises(ValueError, match=f"{name}={value}: must be at least 1"):
         prepare(text, tmp_path / "data", **changes)
     assert not list(tmp_path.iterdir())
@@ -654,16 +652,23 @@ def test_known_corpora_keep_the_rule_of_their_results(tokenizer, tmp_path):
 def test_sources_are_folded_as_translate_folds_what_it_is_given(tmp_path):
     """Trained and asked alike, whatever wrote the text; targets stay as they are."""
     typed = "It’s a\u00a0“dog”,\u200b he\u00adre {}."
-    plain, target = "It's a \"dog\", here {}.", "C’est un «\u00a0chien\u00a0» {}."
+    plain, target = 'It\'s a "dog", here {}.', "C’est un «\u00a0chien\u00a0» {}."
     for name, source in ("typed", typed), ("plain", plain):
         lines = "".join(f"{source.format(i)}\t{target.format(i)}\n" for i in range(200))
         (tmp_path / f"{name}.tsv").write_text(lines, encoding="utf-8")
     done, wanted, kept = (
-        prepare({"train": tmp_path / name, "valid": tmp_path / name}, tmp_path / out,
-                320, fold=fold)
-        for name, out, fold in (("typed.tsv", "a", True), ("plain.tsv", "b", True),
-                                ("typed.tsv", "c", False))
-    )  # fmt: skip
+        prepare(
+            {"train": tmp_path / name, "valid": tmp_path / name},
+            tmp_path / out,
+            320,
+            fold=fold,
+        )
+        for name, out, fold in (
+            ("typed.tsv", "a", True),
+            ("plain.tsv", "b", True),
+            ("typed.tsv", "c", False),
+        )
+    )
     assert done.tokenizer.model == wanted.tokenizer.model
     for split in ("train", "valid"):
         pairs, others = getattr(done, split), getattr(wanted, split)
@@ -881,9 +886,10 @@ def small_disk(path):
     """A disk of 64 kilobytes, where this may be mounted."""
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
-    return shutil.which("mount") and not subprocess.run(
-        command, capture_output=True
-    ).returncode
+    return (
+        shutil.which("mount")
+        and not subprocess.run(command, capture_output=True).returncode
+    )
 
 
 def test_a_disk_that_is_really_full(text, tmp_path):

@@ -1,6 +1,5 @@
 """What pages say in numbers and quotations, against what their cells show."""
 
-
 import prose
 import pytest
 from built import API, HTML, documents, wait_for_the_book
@@ -49,12 +48,18 @@ def test_what_the_page_shows_is_right(text, output):
         ("One seed each.", "seeds: 2", "One seed each"),
         ("Six of the eight get there.", "0.7 0.8 0.2", "Six of the eight"),
         ("In 10 of 12 layers.", "10 layers of 12", "10 of 12"),
-        ("It writes <em>Wenn morgen regnet</em>.", "Wenn es morgen regnet.",
-         "Wenn morgen regnet"),
-        ("It says <code>Mein werden gerne Arzt</code>.", "Mein Bruder.",
-         "Mein werden gerne Arzt"),
+        (
+            "It writes <em>Wenn morgen regnet</em>.",
+            "Wenn es morgen regnet.",
+            "Wenn morgen regnet",
+        ),
+        (
+            "It says <code>Mein werden gerne Arzt</code>.",
+            "Mein Bruder.",
+            "Mein werden gerne Arzt",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_nothing_bears_out_is_found(text, output, what):
     assert " ".join(found(text, output)) == what
 

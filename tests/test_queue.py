@@ -79,15 +79,19 @@ def start(place, runs, *words):
     env = surroundings(place, runs)
     command = [sys.executable, str(TOOL), "--queue", str(place / "queue.toml")]
     return subprocess.Popen(
-        [*command, "--here", *words], env=env, text=True, stdout=subprocess.PIPE,
+        [*command, "--here", *words],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    )
 
 
 def results(place, runs):
     kept = sorted((place / f"{runs}-kept" / "test-queue").glob("*.json"))
-    return {path.name: without_times(json.loads(path.read_text("utf-8")))
-            for path in kept}  # fmt: skip
+    return {
+        path.name: without_times(json.loads(path.read_text("utf-8"))) for path in kept
+    }
 
 
 CHAIN = """
@@ -149,9 +153,11 @@ def test_a_run_that_waits_for_none_of_its_group_is_refused(tmp_path):
 def test_stopped_at_a_random_moment_the_result_is_the_same(place):
     """One run of the queue by the script for a GPU, here without one; one in pieces."""
     env = surroundings(place, "whole") | {
-        "DEVICE": "cpu", "JOBS": "1", "PYTHON": sys.executable,
+        "DEVICE": "cpu",
+        "JOBS": "1",
+        "PYTHON": sys.executable,
         "QUEUE": f"--here --queue {place / 'queue.toml'}",
-    }  # fmt: skip
+    }
     script = str(ROOT / "experiments" / "gpu.sh")
     command = ["sh", script, str(place / "out"), "runs"]
     whole = subprocess.run(
@@ -293,8 +299,10 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     assert ours.data == whole["data"]
     first = replace(recipe, max_steps=1, validate_every=1)
     loss = train(first, tmp_path / "first", device="cpu").history[0]["train_loss"]
-    begun = {begin: anchor.run(first, tmp_path / begin, "cpu", begin=begin)
-             for begin in ("ours", "theirs")}  # fmt: skip
+    begun = {
+        begin: anchor.run(first, tmp_path / begin, "cpu", begin=begin)
+        for begin in ("ours", "theirs")
+    }
     losses = {begin: run["history"][0]["train_loss"] for begin, run in begun.items()}
     assert losses["ours"] == pytest.approx(loss, abs=1e-5)
     assert abs(losses["theirs"] - loss) > 1e-3
@@ -359,8 +367,10 @@ def test_two_languages_gone_on_with_give_the_same(tmp_path, monkeypatch):
     """One run whole, one stopped after a checkpoint; and what the record says."""
     import two_languages
 
-    grammar = {split: list(load_corpus("grammar-en-de", split).pairs)
-               for split in ("train", "test")}  # fmt: skip
+    grammar = {
+        split: list(load_corpus("grammar-en-de", split).pairs)
+        for split in ("train", "test")
+    }
     start = saved_model(tmp_path / "start", grammar["train"])
 
     def corpus(name, split):
@@ -385,13 +395,17 @@ def test_two_languages_gone_on_with_give_the_same(tmp_path, monkeypatch):
     assert whole["recipe"]["vocab_size"] == 340 + 9 + 2  # pieces, and two tags
     assert set(whole["by_tag"]) == {"de", "fr"}
     assert set(whole["by_tag"]["fr"]) == {"<2de>", "<2fr>", "none"}
-    asked = two_languages.arguments(["--pairs", "500", "--sentences", "8", "--run-dir",
-                                     "none", "--out", "none"])  # fmt: skip
+    asked = two_languages.arguments(
+        ["--pairs", "500", "--sentences", "8", "--run-dir", "none", "--out", "none"]
+    )
     mixed, tests = two_languages.texts(asked)
     assert all(source.startswith(("<2de> ", "<2fr> ")) for source, _ in mixed["train"])
     held = {side for pairs in tests.values() for pair in pairs for side in pair}
-    bare = {side[6:] if side.startswith("<2") else side
-            for pair in mixed["train"] for side in pair}  # fmt: skip
+    bare = {
+        side[6:] if side.startswith("<2") else side
+        for pair in mixed["train"]
+        for side in pair
+    }
     assert len(held) > 20 and not held & bare
 
 
@@ -452,8 +466,9 @@ def test_the_runs_of_fine_tuning_are_told_apart(tmp_path):
     import fine_tuning
     import queue_runs
 
-    jobs = queue_runs.read_jobs(EVIDENCE / "queue.toml", tmp_path, "cpu",
-                                ["fine-tuning"])  # fmt: skip
+    jobs = queue_runs.read_jobs(
+        EVIDENCE / "queue.toml", tmp_path, "cpu", ["fine-tuning"]
+    )
     asked = [fine_tuning.arguments(list(job.command[1:])) for job in jobs]
     numbers = [(a.factor, a.pairs, a.share, a.seed) for a in asked]
     assert len({job.name for job in jobs}) == len(set(numbers)) == len(jobs) >= 8
@@ -471,16 +486,17 @@ def test_little_text_runs_as_it_stands_in_the_queue(place):
     less = "".join("[[group]]" + part for part in groups)
     for real, tiny in (
         ("ablate small", f"ablate '{place / 'tiny.toml'}'"),
-        ("corpus=tatoeba-en-de", "corpus=grammar-en-de"), ("--sentences 5000",
-        "--sentences 10 --set model.num_layers=1"),
-        ("max_steps=2500", "max_steps=2"), ("warmup=500", "warmup=1"),
+        ("corpus=tatoeba-en-de", "corpus=grammar-en-de"),
+        ("--sentences 5000", "--sentences 10 --set model.num_layers=1"),
+        ("max_steps=2500", "max_steps=2"),
+        ("warmup=500", "warmup=1"),
         ("pairs = [10000, 100000], copies", "pairs = [400], copies"),
         ("pairs = [10000, 100000] }", "pairs = [300] }"),
         ("d_model=128 --set model.d_ff=512", "d_model=32 --set model.d_ff=64"),
         ('"vocab_size=1000"', '"vocab_size=360"'),
         ('"model.d_model=256"', '"model.d_model=16"'),
         ('"model.d_model=64"', '"model.d_model=8"'),
-    ):  # fmt: skip
+    ):
         assert real in less
         less = less.replace(real, tiny).replace('"vocab_size=8000"', '"factor=0.5"')
     (place / "queue.toml").write_text(less)

@@ -44,14 +44,32 @@ def run(tmp_path, mirror="", needed="", sample=SAMPLE, *words):
     """What pytest says of the sample, and its status, where corpora are in a mirror."""
     (tmp_path / "test_sample.py").write_text(sample)
     env = {k: v for k, v in os.environ.items() if not k.startswith("LITERATE")}
-    env |= {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}", "LITERATE_CORPORA": needed,
-            "TRANSFORMER_LIB_MIRROR": str(mirror),
-            "TRANSFORMER_LIB_CACHE": str(tmp_path / "cache")}  # fmt: skip
+    env |= {
+        "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}",
+        "LITERATE_CORPORA": needed,
+        "TRANSFORMER_LIB_MIRROR": str(mirror),
+        "TRANSFORMER_LIB_CACHE": str(tmp_path / "cache"),
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-p",
-         "conftest", "-W", "ignore", *words, tmp_path / "test_sample.py"],
-        cwd=tmp_path, env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-c",
+            ROOT / "pyproject.toml",
+            "-p",
+            "conftest",
+            "-W",
+            "ignore",
+            *words,
+            tmp_path / "test_sample.py",
+        ],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout + done.stderr, done.returncode
 
 
@@ -105,18 +123,27 @@ def test_continuous_integration_has_no_corpora_and_then_all(tmp_path, beside):
     (tmp_path / "full/deu-eng.zip").write_text("")
     if beside:
         (tmp_path / "shared/data").mkdir(parents=True)
-    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-           "TRANSFORMER_LIB_CACHE": str(tmp_path / "full")}  # fmt: skip
+    env = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "TRANSFORMER_LIB_CACHE": str(tmp_path / "full"),
+    }
     done = subprocess.run(
-        [tmp_path / "project/.ci/run", "LOCK=none"], env=env, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+        [tmp_path / "project/.ci/run", "LOCK=none"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     _, _, bare, words, full = done.stdout.splitlines()
-    assert bare == ("mirror= cache=0 browser=needed corpora= "
-                    "proxy=http://127.0.0.1:9: test LOCK=none")  # fmt: skip
+    assert bare == (
+        "mirror= cache=0 browser=needed corpora= "
+        "proxy=http://127.0.0.1:9: test LOCK=none"
+    )
     where, needed = (tmp_path / "shared/data", "needed") if beside else ("", "")
-    assert full == (f"mirror={where} cache=1 browser=needed corpora={needed} proxy=: "
-                    'test TESTS=-m "corpora or pages" LOCK=none')  # fmt: skip
+    assert full == (
+        f"mirror={where} cache=1 browser=needed corpora={needed} proxy=: "
+        'test TESTS=-m "corpora or pages" LOCK=none'
+    )
     assert ("../shared/data is not there" in words) != beside
 
 

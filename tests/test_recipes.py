@@ -57,12 +57,18 @@ def test_recipe_refuses_nonsense(changes, said):
 
 NAMES = [setting.name for setting in fields(Recipe)]
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
     | st.sampled_from(["bpe", "float32", 700, 4096]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["train", "d_model", "dropout"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["train", "d_model", "dropout"]), inner)
+    ),
     max_leaves=4,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=300)
@@ -78,8 +84,11 @@ def test_any_settings_are_a_recipe_or_a_sentence(changes):
 
 
 @settings(max_examples=200)
-@given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode)
-       | st.just(b"a = " + b"[" * 5000))  # fmt: skip
+@given(
+    content=st.binary(max_size=60)
+    | st.text(max_size=60).map(str.encode)
+    | st.just(b"a = " + b"[" * 5000)
+)
 def test_any_file_is_a_recipe_or_a_sentence(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("toml", numbered=True) / "mine.toml"
     path.write_bytes(content)
@@ -101,9 +110,14 @@ def test_table_of_files_counts_from_the_recipes_folder(tmp_path):
 
 @pytest.mark.parametrize(
     "model",
-    [{"num_layers": 10**6, "d_model": 8}, {"d_model": 2**20}, {"d_ff": 10**9},
-     {"d_k": 10**8}, {"max_length": 10**9}],
-)  # fmt: skip
+    [
+        {"num_layers": 10**6, "d_model": 8},
+        {"d_model": 2**20},
+        {"d_ff": 10**9},
+        {"d_k": 10**8},
+        {"max_length": 10**9},
+    ],
+)
 def test_models_beyond_reason_are_refused_at_once(model):
     with pytest.raises(ValueError, match="parameters; at most.*mistyped"):
         Recipe.load("grammar", model=model)

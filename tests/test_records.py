@@ -48,14 +48,37 @@ def row(**changes):
 
 
 RECORDS = [
-    [], 3, "x", None, {}, {"cake": 1}, {"step": "x"}, {"step": -1}, {"step": 1.5},
-    {"step": True}, {"step": 10**30}, {"seconds": math.nan}, {"seconds": math.inf},
-    {"seconds": None}, {"scale": "x"}, {"optimizer": 3}, {"optimizer": "Lion"},
-    {"history": None}, {"history": []}, {"history": {}}, {"history": [3]},
-    {"history": [{}]}, {"history": [{"step": 6}]}, {"history": [row(step="6")]},
-    {"history": [row(valid_loss="x")]}, {"history": [row(valid_loss=None)]},
-    {"history": [row(), row(step=2)]}, {"kept": 3}, {"kept": ["x"]}, {"kept": [-1]},
-]  # fmt: skip
+    [],
+    3,
+    "x",
+    None,
+    {},
+    {"cake": 1},
+    {"step": "x"},
+    {"step": -1},
+    {"step": 1.5},
+    {"step": True},
+    {"step": 10**30},
+    {"seconds": math.nan},
+    {"seconds": math.inf},
+    {"seconds": None},
+    {"scale": "x"},
+    {"optimizer": 3},
+    {"optimizer": "Lion"},
+    {"history": None},
+    {"history": []},
+    {"history": {}},
+    {"history": [3]},
+    {"history": [{}]},
+    {"history": [{"step": 6}]},
+    {"history": [row(step="6")]},
+    {"history": [row(valid_loss="x")]},
+    {"history": [row(valid_loss=None)]},
+    {"history": [row(), row(step=2)]},
+    {"kept": 3},
+    {"kept": ["x"]},
+    {"kept": [-1]},
+]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=str)
@@ -96,10 +119,13 @@ def changed(name, change):
 
 
 TENSORS = {
-    "no rng": without("rng"), "rng of numbers": changed("rng", torch.Tensor.float),
-    "a short rng": changed("rng", lambda t: t[:9]), "no weights": without("model."),
+    "no rng": without("rng"),
+    "rng of numbers": changed("rng", torch.Tensor.float),
+    "a short rng": changed("rng", lambda t: t[:9]),
+    "no weights": without("model."),
     "no rng of torch": changed("rng", lambda t: t * 0 + 255),
-    "a weight less": without("w_1.bias"), "no moments": without("exp_avg_sq"),
+    "a weight less": without("w_1.bias"),
+    "no moments": without("exp_avg_sq"),
     "weights of integers": changed("model.", torch.Tensor.int),
     "moments of integers": changed("exp_avg", torch.Tensor.int),
     "weights of another shape": changed("model.", lambda t: t[..., :2]),
@@ -124,9 +150,14 @@ def test_tensors_of_another_kind_are_refused(run_dir, data_dir, harm):
 def test_weights_of_integers_are_neither_loaded_nor_averaged(made, run_dir, tmp_path):
     for path in run_dir.glob("*.safetensors"):
         tensors, record = _load_tensors(path)
-        whole = {n: t.int() if n.startswith("model") or "step-" in path.name
-                 or path.name == "best.safetensors" else t
-                 for n, t in tensors.items()}  # fmt: skip
+        whole = {
+            n: t.int()
+            if n.startswith("model")
+            or "step-" in path.name
+            or path.name == "best.safetensors"
+            else t
+            for n, t in tensors.items()
+        }
         _save_tensors(path, whole, record)
     said = "no weights of a model: .* is of torch.int32"
     for weights in "best", "last", "average":
@@ -143,11 +174,19 @@ def test_weights_of_integers_are_neither_loaded_nor_averaged(made, run_dir, tmp_
         load_pretrained(tmp_path / "model", "cpu")
 
 
-ABOUT = [[], 3, "x", None, {}, {"data": {}}, {"data": [], "environment": {}},
-         {"data": {}, "environment": {}}, {"data": {"sha256": 3}, "environment": {}},
-         {"data": {"train_sha256": None, "valid_sha256": []}, "environment": 1},
-         {"data": {"train_sha256": None, "valid_sha256": []}, "environment": {}},
-]  # fmt: skip
+ABOUT = [
+    [],
+    3,
+    "x",
+    None,
+    {},
+    {"data": {}},
+    {"data": [], "environment": {}},
+    {"data": {}, "environment": {}},
+    {"data": {"sha256": 3}, "environment": {}},
+    {"data": {"train_sha256": None, "valid_sha256": []}, "environment": 1},
+    {"data": {"train_sha256": None, "valid_sha256": []}, "environment": {}},
+]
 
 
 @pytest.mark.parametrize("about", ABOUT, ids=str)
@@ -158,10 +197,17 @@ def test_about_of_another_shape_is_refused(run_dir, data_dir, about):
         go_on(run_dir, data_dir)
 
 
-MANIFESTS = [[], 3, {}, {"files": 3}, {"files": []}, {"files": {"recipe.json": 3}},
-             {"files": {"recipe.json": {"size": "x", "sha256": 3}}},
-             {"files": {"\0": {"size": 1}}}, {"files": {"recipe.json": {}}},
-]  # fmt: skip
+MANIFESTS = [
+    [],
+    3,
+    {},
+    {"files": 3},
+    {"files": []},
+    {"files": {"recipe.json": 3}},
+    {"files": {"recipe.json": {"size": "x", "sha256": 3}}},
+    {"files": {"\0": {"size": 1}}},
+    {"files": {"recipe.json": {}}},
+]
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=str)
@@ -177,8 +223,10 @@ def test_manifest_of_another_shape_is_refused(run_dir, data_dir, manifest):
 def test_a_file_of_weights_that_is_missing_is_missed(run_dir, lost, tmp_path, capsys):
     """Also by the command, until fewer are asked for; a copy without it is not."""
     (run_dir / lost).unlink()
-    for ask in (lambda: average_checkpoints(run_dir),
-                lambda: Run.load(run_dir, "cpu", weights="average")):  # fmt: skip
+    for ask in (
+        lambda: average_checkpoints(run_dir),
+        lambda: Run.load(run_dir, "cpu", weights="average"),
+    ):
         with pytest.raises(ValueError, match=f"{lost} is missing. Copy all.*--last"):
             ask()
     assert main(["average", str(run_dir), "--out", str(tmp_path / "a")]) == 2

@@ -191,16 +191,21 @@ def test_killed_again_and_again(kills, made, changes, corpus, data_dir, tmp_path
     asked = json.dumps([settings, str(data_dir), str(tmp_path), kills])
     done = subprocess.run(
         [sys.executable, "-c", KILLING, asked],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=1800,
-    )  # fmt: skip
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["killed"] == kills and said["resumed"] > kills / 2, said
     assert sum(said["reached"]) > 4 * kills, said  # in the middle of training
     for number in range(1, said["runs"] + 1):
         assert_same_run(tmp_path / "whole", tmp_path / str(number))
-        one, two = (_load_tensors(tmp_path / name / "last.safetensors")[1]
-                    for name in ("whole", str(number)))  # fmt: skip
+        one, two = (
+            _load_tensors(tmp_path / name / "last.safetensors")[1]
+            for name in ("whole", str(number))
+        )
         for known in ("scale", "steady", "skipped"):
             assert one[known] == two[known], known
         if "precision" in changes:
@@ -215,8 +220,10 @@ def test_float16_goes_on_with_its_scale(corpus, data_dir, tmp_path):
     train(short, tmp_path / "parts", data_dir, show=False)
     train(long, tmp_path / "parts", data_dir, show=False)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
-    one, two = (_load_tensors(tmp_path / name / "last.safetensors")[1]
-                for name in ("whole", "parts"))  # fmt: skip
+    one, two = (
+        _load_tensors(tmp_path / name / "last.safetensors")[1]
+        for name in ("whole", "parts")
+    )
     assert one["steady"] == two["steady"] > 8 and one["scale"] == two["scale"]
 
 
@@ -371,10 +378,21 @@ def test_full_disk(corpus, data_dir, whole, tmp_path):
     asked = json.dumps([*recipes, str(data_dir), str(disk)])
     command = f'{mount} && "$0" -c "$1" "$2" "$3"'
     done = subprocess.run(
-        [*root, "sh", "-c", command, sys.executable, FULL_DISK, asked,
-         str(tmp_path / "saved")],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=1800,
-    )  # fmt: skip
+        [
+            *root,
+            "sh",
+            "-c",
+            command,
+            sys.executable,
+            FULL_DISK,
+            asked,
+            str(tmp_path / "saved"),
+        ],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
     assert done.returncode == 0, done.stderr
     assert "could not be written" in done.stdout, done.stdout
     assert "good: 8 8" in done.stdout
@@ -421,11 +439,24 @@ def test_two_processes_are_one_with_accumulation(corpus, data_dir, tmp_path):
     script.write_text(SHARED)
     asked = json.dumps([asdict(recipe), str(data_dir), str(tmp_path)])
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-         "--master-addr", "127.0.0.1", "--master-port", str(port),
-         str(script), asked],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=1800,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            str(port),
+            str(script),
+            asked,
+        ],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
     assert done.stdout.count("through") == 2, done.stderr
     assert done.returncode != 0 and "a fault of process 1" in done.stderr
     two = Run.load(tmp_path / "shared")
@@ -463,16 +494,23 @@ def texts(corpus, data_dir, tmp_path_factory):
         source, target = lines[0].split("\t")
         return [f"{source} the\t{target}", *lines[1:]]
 
-    changes = {"moved": (None, list), "word": ("train", word), "turned": (
-        "train", lambda lines: lines[::-1]), "valid": ("valid", word)}  # fmt: skip
+    changes = {
+        "moved": (None, list),
+        "word": ("train", word),
+        "turned": ("train", lambda lines: lines[::-1]),
+        "valid": ("valid", word),
+    }
     return {name: prepared(name, *change) for name, change in changes.items()}
 
 
 @pytest.mark.parametrize(
     "name, said",
-    [("word", "other training pairs"), ("turned", "other training pairs"),
-     ("valid", "other validation pairs")],
-)  # fmt: skip
+    [
+        ("word", "other training pairs"),
+        ("turned", "other training pairs"),
+        ("valid", "other validation pairs"),
+    ],
+)
 def test_a_run_does_not_go_on_with_another_text(texts, half_way, corpus, name, said):
     """Not with one word more, another order or other validation pairs."""
     before = {path: path.read_bytes() for path in half_way.iterdir()}
@@ -482,9 +520,7 @@ def test_a_run_does_not_go_on_with_another_text(texts, half_way, corpus, name, s
     assert {path: path.read_bytes() for path in half_way.iterdir()} == before
 
 
-def test_a_run_goes_on_with_its_text_from_another_place(
-    texts, half_way, whole, corpus
-):
+def test_a_run_goes_on_with_its_text_from_another_place(texts, half_way, whole, corpus):
     train(recipe_of(corpus, max_steps=24), half_way, texts["moved"], show=False)
     assert_same_run(whole, half_way)
 

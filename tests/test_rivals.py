@@ -29,8 +29,10 @@ def models():
     torch.manual_seed(1)
     config = TransformerConfig(30, **SIZE, num_layers=2)
     learned = TransformerConfig(30, **SIZE, num_layers=2, positions="learned")
-    return [Recurrent(config, hidden=10).double().eval(),
-            Convolutional(learned).double().eval()]  # fmt: skip
+    return [
+        Recurrent(config, hidden=10).double().eval(),
+        Convolutional(learned).double().eval(),
+    ]
 
 
 @pytest.fixture(params=models(), ids=["recurrent", "convolutional"])
@@ -53,8 +55,10 @@ def sigmoid(x):
 def gru(x, h, w, u, b, c):
     """torch's documented formulas: reset, update, new."""
     n = len(h)
-    gate = [(w[i : i + n] @ x + b[i : i + n], u[i : i + n] @ h + c[i : i + n])
-            for i in (0, n, 2 * n)]  # fmt: skip
+    gate = [
+        (w[i : i + n] @ x + b[i : i + n], u[i : i + n] @ h + c[i : i + n])
+        for i in (0, n, 2 * n)
+    ]
     r, z = (sigmoid(a + d) for a, d in gate[:2])
     new = np.tanh(gate[2][0] + r * gate[2][1])
     return (1 - z) * new + z * h
@@ -73,8 +77,14 @@ def bahdanau(p, source, target):
     def run(words, end):
         h, states = np.zeros(n), []
         for word in words:
-            h = gru(table[word], h, *(p[f"reader.{k}_l0{end}"] for k in (
-                "weight_ih", "weight_hh", "bias_ih", "bias_hh")))  # fmt: skip
+            h = gru(
+                table[word],
+                h,
+                *(
+                    p[f"reader.{k}_l0{end}"]
+                    for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+                ),
+            )
             states.append(h)
         return states
 
@@ -83,14 +93,23 @@ def bahdanau(p, source, target):
     s = np.tanh(p["first.weight"] @ back[0] + p["first.bias"])
     out = []
     for word in target:
-        scores = np.array([
-            p["score.weight"][0] @ np.tanh(p["query.weight"] @ s + p["key.weight"] @ h)
-            for h in memory
-        ])  # fmt: skip
+        scores = np.array(
+            [
+                p["score.weight"][0]
+                @ np.tanh(p["query.weight"] @ s + p["key.weight"] @ h)
+                for h in memory
+            ]
+        )
         context = sum(a * h for a, h in zip(softmax(scores), memory, strict=True))
         x = np.concatenate([table[word], context])
-        s = gru(x, s, *(p[f"writer.{k}"] for k in (
-            "weight_ih", "weight_hh", "bias_ih", "bias_hh")))  # fmt: skip
+        s = gru(
+            x,
+            s,
+            *(
+                p[f"writer.{k}"]
+                for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            ),
+        )
         every = np.concatenate([table[word], context, s])
         out.append(np.tanh(p["readout.weight"] @ every + p["readout.bias"]))
     return np.array(out)
@@ -135,8 +154,9 @@ def test_each_model_is_its_papers_formula(model):
     formula = bahdanau if isinstance(model, Recurrent) else gehring
     ours = hidden_of(model).detach().numpy()
     for row, (s, t) in enumerate([(5, 4), (3, 3)]):  # without the padding
-        by_hand = formula(numbers(model), SOURCE[row, :s].tolist(),
-                          TARGET[row, :t].tolist())  # fmt: skip
+        by_hand = formula(
+            numbers(model), SOURCE[row, :s].tolist(), TARGET[row, :t].tolist()
+        )
         np.testing.assert_allclose(ours[row, :t], by_hand, atol=1e-12)
 
 
@@ -166,8 +186,15 @@ def test_it_learns_a_few_sentences_by_heart(kind):
     more = (side for pair in grammar_split("test")[:200] for side in pair)
     tokenizer = Tokenizer.train(more, 330)
     pairs = tokenize_pairs(text, tokenizer)
-    config = TransformerConfig(330, d_model=48, num_layers=2, num_heads=2, dropout=0.0,
-                               max_length=128, positions="learned")  # fmt: skip
+    config = TransformerConfig(
+        330,
+        d_model=48,
+        num_layers=2,
+        num_heads=2,
+        dropout=0.0,
+        max_length=128,
+        positions="learned",
+    )
     torch.manual_seed(0)
     model = kind(config, 48) if kind is Recurrent else kind(config)
     optimizer, shared = build_optimizer(model), BatchLoss(model)
@@ -216,8 +243,16 @@ def place(tmp_path, monkeypatch):
 
 
 def asked(place, kind, *more):
-    words = [kind, "--recipe", str(place / "tiny.toml"), "--run-dir", str(place / kind),
-             "--out", "none", *more]  # fmt: skip
+    words = [
+        kind,
+        "--recipe",
+        str(place / "tiny.toml"),
+        "--run-dir",
+        str(place / kind),
+        "--out",
+        "none",
+        *more,
+    ]
     found = table2.arguments(words)
     found.set = [word.replace("=500", "=2") for word in found.set]
     return found

@@ -44,10 +44,17 @@ def test_nothing_half_written(train, tmp_path):
     train(tiny(), tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
-        "recipe.json", "about.json", "tokenizer.model", "manifest.json",
-        "best.safetensors", "last.safetensors", "last.previous.safetensors",
-        "step-000002.safetensors", "step-000004.safetensors", "step-000006.safetensors",
-    }  # fmt: skip
+        "recipe.json",
+        "about.json",
+        "tokenizer.model",
+        "manifest.json",
+        "best.safetensors",
+        "last.safetensors",
+        "last.previous.safetensors",
+        "step-000002.safetensors",
+        "step-000004.safetensors",
+        "step-000006.safetensors",
+    }
 
 
 def test_folder_of_another_recipe_is_refused(train, tmp_path):
@@ -177,14 +184,20 @@ def test_train_clears_away_its_own_leftovers_only(train, tmp_path):
     names = {path.name for path in tmp_path.iterdir()}
     assert not names & set(own) and names >= set(others)
     assert {path.name for path in checkpoints._step_files(tmp_path)} == {
-        "step-000001.safetensors", "step-000006.safetensors"}  # fmt: skip
+        "step-000001.safetensors",
+        "step-000006.safetensors",
+    }
 
 
 @pytest.mark.parametrize(
     "changes, said",
-    [({"vocab_size": 100}, "vocab_size=100"), ({"corpus": "no.tsv"}, "no.tsv"),
-     ({"max_length": 1}, "no pair is left"), ({"start_from": "klingon"}, "klingon")],
-)  # fmt: skip
+    [
+        ({"vocab_size": 100}, "vocab_size=100"),
+        ({"corpus": "no.tsv"}, "no.tsv"),
+        ({"max_length": 1}, "no pair is left"),
+        ({"start_from": "klingon"}, "klingon"),
+    ],
+)
 def test_a_try_that_is_refused_claims_no_folder(data_dir, tmp_path, changes, said):
     corpus = json.loads((data_dir / "data.json").read_text("utf-8"))["corpus"]
     with pytest.raises((ValueError, RuntimeError), match=said):

@@ -36,8 +36,13 @@ SCALED = sorted(
     path for path in ROOT.glob("notebooks/*.ipynb") if path.stem[:2] >= "08"
 )
 # What a cell calls that goes to a GPU by itself, or asks where one is.
-TAKES_THE_DEVICE = {"default_device", "load_pretrained", "train", "train_parser",
-                    "_ablate_side_by_side"}  # fmt: skip
+TAKES_THE_DEVICE = {
+    "default_device",
+    "load_pretrained",
+    "train",
+    "train_parser",
+    "_ablate_side_by_side",
+}
 SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.1}
 
 
@@ -246,8 +251,13 @@ def test_chapter_24_at_full_goes_on_with_the_papers_recipe(full, tmp_path, capsy
 
     folder = tmp_path / "runs" / "wmt14-en-de" / "data"
     recipe = tiny()
-    prepare("grammar-en-de", folder, recipe.vocab_size, max_length=recipe.max_length,
-            max_pairs=recipe.max_pairs)  # fmt: skip
+    prepare(
+        "grammar-en-de",
+        folder,
+        recipe.vocab_size,
+        max_length=recipe.max_length,
+        max_pairs=recipe.max_pairs,
+    )
     names = names_of(wmt, Recipe=Recipe, train=train, math=math)
     names["runs_folder"] = runs.runs_folder
     for _ in range(2):
@@ -399,9 +409,12 @@ def test_chapter_18_at_full_types_the_commands_and_goes_on(
             line.replace("--vocab-size 4000", "--vocab-size 340"), **bar
         )
         run_cells(
-            "18_command_line", names, "prepare --train train.en train.de {rest}",
-            "transformer-lib train small", "transformer-lib average",
-        )  # fmt: skip
+            "18_command_line",
+            names,
+            "prepare --train train.en train.de {rest}",
+            "transformer-lib train small",
+            "transformer-lib average",
+        )
         os.chdir(tmp_path)
         said = capsys.readouterr().out
         assert "--max-minutes 0.005" in said and "ended with" not in said
@@ -413,10 +426,16 @@ def test_chapter_19_at_full_translates_all_that_is_recorded(full, shipped, capsy
     lines, references = zip(*FEW[:3], strict=True)
     rows = list(zip(lines, references, shipped(lines), strict=True))
     score = evaluation.sacre_bleu([row[2] for row in rows], references).value
-    names = {"translator": shipped, "time": time, "by_scale": by_scale, "record": {},
-             "sacre_bleu": evaluation.sacre_bleu, "CorpusUnavailable": KeyError,
-             "recorded_outputs": lambda record: rows,
-             "headline": {"sentences": 3, "value": score}}  # fmt: skip
+    names = {
+        "translator": shipped,
+        "time": time,
+        "by_scale": by_scale,
+        "record": {},
+        "sacre_bleu": evaluation.sacre_bleu,
+        "CorpusUnavailable": KeyError,
+        "recorded_outputs": lambda record: rows,
+        "headline": {"sentences": 3, "value": score},
+    }
     marks = "def translate_again(", "then, now = translate_again("
     run_cells("19_shipped_model", names, *marks)
     assert "3 sentences in" in capsys.readouterr().out
@@ -460,15 +479,20 @@ def test_chapter_32_at_full_scores_all_records_again(
     chrf = evaluation.chrf(outputs, references).value
     kept = {"sacreBLEU": score, "chrF2": chrf}
     record = {
-        "outputs": outputs, "BLEU": {"value": score}, "model": "tatoeba-en-de",
+        "outputs": outputs,
+        "BLEU": {"value": score},
+        "model": "tatoeba-en-de",
         "scores": {k: {"value": v, "sentences": 3} for k, v in kept.items()},
         "outputs_sha256": hashlib.sha256("\n".join(outputs).encode()).hexdigest(),
-    }  # fmt: skip
+    }
     rows = list(zip(lines, references, outputs, strict=True))
     monkeypatch.setattr(runs, "recorded_outputs", lambda record: rows)
-    names = {"ENTRIES": ["one", "two", "three"], "read_evidence": lambda name: record,
-             "load_corpus": lambda *_: some_pairs(count=3),
-             "CorpusUnavailable": KeyError}  # fmt: skip
+    names = {
+        "ENTRIES": ["one", "two", "three"],
+        "read_evidence": lambda name: record,
+        "load_corpus": lambda *_: some_pairs(count=3),
+        "CorpusUnavailable": KeyError,
+    }
     run_cells("32_evidence", names, "def score_again(", "def translate_newstest(")
     said = capsys.readouterr().out
     assert re.findall(r"^(\w+) +sacreBLEU", said, re.M) == ["one", "two", "three"]

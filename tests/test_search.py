@@ -11,7 +11,7 @@ from built import ROOT, need_the_book
 from sphinx.application import Sphinx
 
 sys.path.append(str(ROOT / "book" / "_ext"))
-from served import keep_index_entries  # noqa: E402
+from served import keep_index_entries
 
 need_the_book()
 
@@ -48,8 +48,7 @@ QUERIES = {
     "add new tokens": "notebooks/20_fine_tuning book/glossary",
     "OPUS-MT": "notebooks/20_fine_tuning notebooks/22_export book/glossary",
     "start symbol": "notebooks/06_decoder notebooks/22_export book/glossary",
-    "Marian start symbol":
-        "notebooks/22_export notebooks/20_fine_tuning notebooks/16_diagnosis",
+    "Marian start symbol": "notebooks/22_export notebooks/20_fine_tuning notebooks/16_diagnosis",  # noqa: E501
     "multilingual": "notebooks/20_fine_tuning",
     "small dataset": "notebooks/20_fine_tuning",
     "colab": "notebooks/13_runs book/how_to_read book/glossary",

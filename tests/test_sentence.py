@@ -58,8 +58,11 @@ def test_the_record_is_small_and_names_its_commit(record):
 
 def test_rows_of_weights_sum_to_one_and_nobody_looks_ahead(record):
     length = {side: len(record[side]["pieces"]) for side in ("source", "target")}
-    sides = {"encoder": ("source", "source"), "decoder": ("target", "target"),
-             "cross": ("target", "source")}  # fmt: skip
+    sides = {
+        "encoder": ("source", "source"),
+        "decoder": ("target", "target"),
+        "cross": ("target", "source"),
+    }
     for kind, layers in record["attention"].items():
         weights = torch.tensor(layers)  # (L, H, T, S)
         sizes = record["sizes"]["num_layers"], record["sizes"]["num_heads"]

@@ -35,8 +35,10 @@ def test_the_record_is_the_one_that_ships(record):
 
 
 def test_words_are_put_together_as_chapter_27_does(record):
-    weights = {kind: [torch.tensor(layer)[None] for layer in layers]
-               for kind, layers in record["attention"].items()}  # fmt: skip
+    weights = {
+        kind: [torch.tensor(layer)[None] for layer in layers]
+        for kind, layers in record["attention"].items()
+    }
     sides = (record[side]["pieces"] for side in ("source", "target"))
     wanted = AttentionMaps(*sides, weights).by_words().weights
     for kind in ("encoder", "decoder"):

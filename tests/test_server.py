@@ -59,22 +59,38 @@ def served():
         yield ask
 
 
-@pytest.mark.parametrize("text, answer", [
-    ("Grüße", ["eßürG"]), (["ab", "☕ c"], ["ba", "c ☕"]), ([], []), ("", [""]),
-    ("ab\n\ncd\n", ["ba\n\ndc\n"]), (["ab\ncd", "", "ef"], ["ba\ndc", "", "fe"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("Grüße", ["eßürG"]),
+        (["ab", "☕ c"], ["ba", "c ☕"]),
+        ([], []),
+        ("", [""]),
+        ("ab\n\ncd\n", ["ba\n\ndc\n"]),
+        (["ab\ncd", "", "ef"], ["ba\ndc", "", "fe"]),
+    ],
+)
 def test_a_server_answers(served, text, answer):
     body = json.dumps({"text": text}).encode()
     assert served(body=body) == (200, {"translations": answer})
 
 
-@pytest.mark.parametrize("body, telling", [
-    (b"", "send JSON"), (b"{", "send JSON"), (b"[]", "send JSON"), (b"3", "send JSON"),
-    (b'{"text": 3}', "must be a sentence"), (b'{"text": ["a", 3]}', "must be a"),
-    (b"\xff", "send JSON"), (b"x" * (2**20 + 1), "at most 1 MiB"),
-    (b"x" * 10 * 2**20, "at most 1 MiB"),  # more than lies in the machine's buffers
-    (b'{"text": ' + b"[" * 200_000, "send JSON"), (b'{"text": "\\ud800"}', "half a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body, telling",
+    [
+        (b"", "send JSON"),
+        (b"{", "send JSON"),
+        (b"[]", "send JSON"),
+        (b"3", "send JSON"),
+        (b'{"text": 3}', "must be a sentence"),
+        (b'{"text": ["a", 3]}', "must be a"),
+        (b"\xff", "send JSON"),
+        (b"x" * (2**20 + 1), "at most 1 MiB"),
+        (b"x" * 10 * 2**20, "at most 1 MiB"),  # more than lies in the machine's buffers
+        (b'{"text": ' + b"[" * 200_000, "send JSON"),
+        (b'{"text": "\\ud800"}', "half a"),
+    ],
+)
 def test_a_server_says_what_is_wrong(served, body, telling):
     status, content = served(body=body)
     assert status == 400 and telling in content["error"]
@@ -140,8 +156,10 @@ def test_mistakes_of_ours_are_shown(monkeypatch, caplog):
     assert "RuntimeError: a mistake of ours" in caplog.text
 
 
-HEAD = (b"POST /translate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        b"Content-Length: %d\r\n\r\n")  # fmt: skip
+HEAD = (
+    b"POST /translate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n"
+)
 
 
 def raw(address, request):
@@ -199,15 +217,22 @@ sys.exit(command_line.main(["serve", "it", "--port", "0"]))
 """
 
 
-@pytest.mark.parametrize("name, status", [
-    ("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, status",
+    [
+        ("SIGINT", 130),
+        ("SIGTERM", 143),
+        ("SIGHUP", 129),
+    ],
+)
 def test_a_signal_ends_it_when_all_are_answered(name, status):
     """Five have asked, one has only connected; all five get their answer."""
     program = subprocess.Popen(
-        [sys.executable, "-c", SLOW], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", SLOW],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(getattr(signal, name), signal.SIG_DFL),
-    )  # fmt: skip
+    )
     address = program.stdout.readline().decode().split("//")[1].split("/")[0]
     address = "127.0.0.1", int(address.split(":")[1])
     with contextlib.ExitStack() as stack:
@@ -220,8 +245,9 @@ def test_a_signal_ends_it_when_all_are_answered(name, status):
         for _ in range(5):
             assert program.stdout.readline() == b"asked\n"
         program.send_signal(getattr(signal, name))
-        answers = [b"".join(iter(lambda one=one: one.recv(2**16), b""))
-                   for one in people]  # fmt: skip
+        answers = [
+            b"".join(iter(lambda one=one: one.recv(2**16), b"")) for one in people
+        ]
     said = program.communicate(timeout=600)[1]
     assert program.returncode == status, said
     assert all(b'"translations":["ba"]' in answer for answer in answers[:5])
@@ -265,14 +291,38 @@ def test_the_idle_are_turned_away(monkeypatch):
 # --- other sites ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host, names, foreign", [
-    ("127.0.0.1", ["127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]:80"],
-     ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[x", "10.0.0"]),
-    ("192.168.1.5", ["192.168.1.5:80", "localhost"], ["192.168.1.6", "evil.example"]),
-    ("0.0.0.0", ["10.0.0.1", "[fe80::1]:8", "localhost", socket.gethostname()],
-     ["evil.example", "10.0.0.1.evil.example"]),
-    ("box.example", ["BOX.example:80", "box.example."], ["evil.example", "10.0.0.1"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "host, names, foreign",
+    [
+        (
+            "127.0.0.1",
+            ["127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]:80"],
+            [
+                "evil.example",
+                "evil.example:80",
+                "127.0.0.1.evil.example",
+                "",
+                "[x",
+                "10.0.0",
+            ],
+        ),
+        (
+            "192.168.1.5",
+            ["192.168.1.5:80", "localhost"],
+            ["192.168.1.6", "evil.example"],
+        ),
+        (
+            "0.0.0.0",
+            ["10.0.0.1", "[fe80::1]:8", "localhost", socket.gethostname()],
+            ["evil.example", "10.0.0.1.evil.example"],
+        ),
+        (
+            "box.example",
+            ["BOX.example:80", "box.example."],
+            ["evil.example", "10.0.0.1"],
+        ),
+    ],
+)
 def test_names_of_a_server(host, names, foreign):
     def refused(name):
         return server_module._why_refused({"Host": name}, host)
@@ -362,8 +412,9 @@ def test_five_hundred_come_before_the_first_is_served(engine):
             one.sendall(HEAD % len(body) + body)
             one.settimeout(1800)
         server.start()
-        answers = [b"".join(iter(lambda one=one: one.recv(2**16), b""))
-                   for one in people]  # fmt: skip
+        answers = [
+            b"".join(iter(lambda one=one: one.recv(2**16), b"")) for one in people
+        ]
     server.stop()
     found = [json.loads(answer.partition(b"\r\n\r\n")[2]) for answer in answers]
     wanted = engine(texts, beam_size=1)

@@ -26,10 +26,14 @@ V = 12
 KINDS = {
     "post-norm": {},
     "pre-norm, learned, untied": {
-        "norm_first": True, "positions": "learned", "tie_embeddings": False,
-        "attention_bias": True, "d_k": 5, "d_v": 7,
+        "norm_first": True,
+        "positions": "learned",
+        "tie_embeddings": False,
+        "attention_bias": True,
+        "d_k": 5,
+        "d_v": 7,
     },
-}  # fmt: skip
+}
 
 
 def made(seed, vocabulary=V, d_model=16, num_layers=2, **changes):
@@ -192,10 +196,14 @@ def test_hugging_faces_assisted_generation_writes_the_same():
     for row in ([5, 6, 7, 8, EOS], [20, 9, EOS], [33, EOS]):
         src_ids, room = torch.tensor([row]), len(row) - 1 + 12
         out = theirs[0].generate(
-            input_ids=src_ids, attention_mask=torch.ones_like(src_ids),
-            assistant_model=theirs[1], num_beams=1, do_sample=False,
-            max_new_tokens=room, forced_eos_token_id=None,
-        )  # fmt: skip
+            input_ids=src_ids,
+            attention_mask=torch.ones_like(src_ids),
+            assistant_model=theirs[1],
+            num_beams=1,
+            do_sample=False,
+            max_new_tokens=room,
+            forced_eos_token_id=None,
+        )
         ids = [i for i in out[0].tolist() if i not in (PAD, BOS, EOS)]
         ((ours, _),) = speculative_decode(large, draft, src_ids, 4, 12)
         assert ours == ids == greedy_decode(large, src_ids, 12)[0]
@@ -256,8 +264,9 @@ def largest_gap(guesses, settings, seed=3):
     assert set(chances) <= set(every) and len(every) == 40
     wanted = {text: by_definition(large, text, settings) for text in every}
     assert math.isclose(sum(wanted.values()), 1, abs_tol=1e-6)
-    guessed = sum(abs(by_definition(small, text, settings) - wanted[text])
-                  for text in every)  # fmt: skip
+    guessed = sum(
+        abs(by_definition(small, text, settings) - wanted[text]) for text in every
+    )
     return max(abs(chances[text] - wanted[text]) for text in every), guessed
 
 
@@ -317,10 +326,15 @@ def test_many_draws_have_the_models_distribution():
 def test_seeds_and_settings_when_drawing(model):
     src_ids = torch.tensor([[5, 6, 7, EOS]])
     draws = [
-        speculative_decode(model, shaken(model, 0.3), src_ids, sample=True,
-                           generator=torch.Generator().manual_seed(i))[0][0]
+        speculative_decode(
+            model,
+            shaken(model, 0.3),
+            src_ids,
+            sample=True,
+            generator=torch.Generator().manual_seed(i),
+        )[0][0]
         for i in (1, 1, 2)
-    ]  # fmt: skip
+    ]
     assert draws[0] == draws[1] != draws[2]
     one = speculative_decode(model, model, src_ids, sample=True, top_k=1)[0][0]
     assert [one] == greedy_decode(model, src_ids)

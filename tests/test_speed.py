@@ -93,8 +93,13 @@ def test_losses_agree_step_by_step():
     pairs = token_pairs(40)
     batches = list(_feed(pairs, "length", 60))[:4]
     plain = _first_losses(CONFIG, _Steps(), batches)
-    for change in ({"attention": "fused"}, {"loss": "real"}, {"loss": "chunked"},
-                   {"optimizer": "foreach"}, {"optimizer": "fused"}):  # fmt: skip
+    for change in (
+        {"attention": "fused"},
+        {"loss": "real"},
+        {"loss": "chunked"},
+        {"optimizer": "foreach"},
+        {"optimizer": "fused"},
+    ):
         losses = _first_losses(CONFIG, _Steps(**change), batches)
         assert losses == pytest.approx(plain, abs=1e-5), change
     for precision in ("bfloat16", "float16"):
@@ -140,9 +145,15 @@ def test_the_ladder_adds_up():
     assert last.precision == "bfloat16"
 
 
-@pytest.mark.parametrize(("capability", "bits"), [
-    ((7, 5), "float16"), ((8, 0), "bfloat16"), ((6, 1), "bfloat16"), (None, "bfloat16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("capability", "bits"),
+    [
+        ((7, 5), "float16"),
+        ((8, 0), "bfloat16"),
+        ((6, 1), "bfloat16"),
+        (None, "bfloat16"),
+    ],
+)
 def test_the_last_step_of_a_gpu_is_in_the_bits_that_it_is_fast_in(
     monkeypatch, capability, bits
 ):
@@ -170,9 +181,13 @@ def test_float16_scales_the_loss_and_skips_what_overflows(monkeypatch):
     """Gradients too small for float16 arrive; an update that overflows is not made."""
     batch = make_batch(token_pairs(8), range(8))
     scaled, real = [], torch.amp.GradScaler.scale
-    monkeypatch.setattr(torch.amp.GradScaler, "scale", lambda self, loss: (
-        scaled.append(self.is_enabled() and self.get_scale()) or real(self, loss)
-    ))  # fmt: skip
+    monkeypatch.setattr(
+        torch.amp.GradScaler,
+        "scale",
+        lambda self, loss: (
+            scaled.append(self.is_enabled() and self.get_scale()) or real(self, loss)
+        ),
+    )
     gradients = []
     for precision in ("float32", "float16"):
         torch.manual_seed(0)
@@ -254,12 +269,18 @@ def test_race_calls_in_turns():
 def test_the_ceiling_counts_the_models_products(monkeypatch):
     """The operations that training_flops counts forward, of a layer of each kind."""
     config = TransformerConfig(50, d_model=16, num_heads=2, num_layers=1, d_ff=32)
-    monkeypatch.setattr(speed, "_laps", lambda runs, *rest: {
-        name: [run() is None or 1.0] for name, run in runs.items()})  # fmt: skip
+    monkeypatch.setattr(
+        speed,
+        "_laps",
+        lambda runs, *rest: {
+            name: [run() is None or 1.0] for name, run in runs.items()
+        },
+    )
     counts = 12 * 2 * 7 * 16 * 16 + 2 * 2 * 2 * 7 * 16 * 32 + 2 * 7 * 16 * 50
     assert matmul_ceiling(config, 7) == pytest.approx(counts / (12 + 2 + 2 + 1))
-    weights = sum(p.numel() for name, p in Transformer(config).named_parameters()
-                  if p.dim() == 2)  # fmt: skip
+    weights = sum(
+        p.numel() for name, p in Transformer(config).named_parameters() if p.dim() == 2
+    )
     assert counts == 2 * 7 * weights
 
 
@@ -276,15 +297,18 @@ def test_an_interval_of_ratios_by_scipys_t():
     assert _ratio_interval([3.0], [2.0]) == [pytest.approx(1.5), 0.0, math.inf]
 
 
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda: next(_feed(token_pairs(3), "sorted", 60)), "how='sorted'"),
-    (lambda: _adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
-    (lambda: _mean_loss(None, None, "some"), "loss='some'"),
-    (lambda: _attention_as(None, "flash"), "attention='flash'"),
-    (lambda: _quantize_rows(torch.tensor([[math.nan]])), "not finite"),
-    (lambda: _trainer(torch.nn.Linear(1, 1), _Steps(precision="bf16")), "='bf16'"),
-    (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: next(_feed(token_pairs(3), "sorted", 60)), "how='sorted'"),
+        (lambda: _adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
+        (lambda: _mean_loss(None, None, "some"), "loss='some'"),
+        (lambda: _attention_as(None, "flash"), "attention='flash'"),
+        (lambda: _quantize_rows(torch.tensor([[math.nan]])), "not finite"),
+        (lambda: _trainer(torch.nn.Linear(1, 1), _Steps(precision="bf16")), "='bf16'"),
+        (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),
+    ],
+)
 def test_refusals(call, said):
     with pytest.raises(ValueError, match=said):
         call()
@@ -335,20 +359,32 @@ WRONG = [
     (check_overall, lambda share, times: 4 / 3, "A fifth"),
     (check_packed_mask, lambda part: part[:, None] == part, "comes later"),
     (check_packed_mask, lambda part: causal(part) & (part > 0), "second sentence sees"),
-    (check_packed_mask, lambda part: causal(part) & (part[:, None] == part),
-     "Padding sees"),
+    (
+        check_packed_mask,
+        lambda part: causal(part) & (part[:, None] == part),
+        "Padding sees",
+    ),
     (check_packed_mask, lambda part: torch.ones(2, 2), "boolean tensor"),
     (check_packed_mask, lambda part: torch.zeros(6, 6, dtype=torch.bool), "token 0"),
     (check_int8_product, lambda w, x: w @ x, "exact product"),
-    (check_int8_product, lambda w, x: (w / (s := w.abs().max() / 127)).round() @ x * s,
-     "whole matrix"),
-    (check_int8_product,
-     lambda w, x: (w / (w.abs().amax(1) / 127)[:, None]).round() @ x, "at the end"),
+    (
+        check_int8_product,
+        lambda w, x: (w / (s := w.abs().max() / 127)).round() @ x * s,
+        "whole matrix",
+    ),
+    (
+        check_int8_product,
+        lambda w, x: (w / (w.abs().amax(1) / 127)[:, None]).round() @ x,
+        "at the end",
+    ),
     (check_int8_product, lambda w, x: (w @ x)[:, None], "shape"),
-    (check_int8_product,
-     lambda w, x: (w / (s := w.amax(1) / 127)[:, None]).round() @ x * s, "absolute"),
+    (
+        check_int8_product,
+        lambda w, x: (w / (s := w.amax(1) / 127)[:, None]).round() @ x * s,
+        "absolute",
+    ),
     (check_int8_product, lambda w, x: 2 * (w @ x), "It is"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("check", "wrong", "telling"), WRONG)

@@ -120,9 +120,12 @@ def test_standard_output_is_appended_to(tmp_path):
 
 @pytest.mark.parametrize(
     "name, said",
-    [("no/such/x", "No such file.*Make its folder first"), ("", "it is a folder"),
-     ("x" * 300, "too long")],
-)  # fmt: skip
+    [
+        ("no/such/x", "No such file.*Make its folder first"),
+        ("", "it is a folder"),
+        ("x" * 300, "too long"),
+    ],
+)
 def test_what_cannot_be_written_is_said_before_anything_is_done(tmp_path, name, said):
     with pytest.raises(OSError, match=f"could not be written.*{said}"):
         with whole_file(tmp_path / name):
@@ -132,10 +135,15 @@ def test_what_cannot_be_written_is_said_before_anything_is_done(tmp_path, name, 
 
 @pytest.mark.parametrize(
     ("name", "folder", "said"),
-    [("no/x", False, "Make its folder"), ("folder", False, "it is a folder"),
-     ("file/x", False, "choose another place"), ("file", True, "choose another place"),
-     ("file/x", True, "choose another place"), ("x" * 300, False, "too long")],
-)  # fmt: skip
+    [
+        ("no/x", False, "Make its folder"),
+        ("folder", False, "it is a folder"),
+        ("file/x", False, "choose another place"),
+        ("file", True, "choose another place"),
+        ("file/x", True, "choose another place"),
+        ("x" * 300, False, "too long"),
+    ],
+)
 def test_a_place_that_cannot_be_written_is_told(tmp_path, name, folder, said):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("kept")

@@ -16,8 +16,12 @@ from transformer_lib.corpora import CorpusUnavailable, open_text, text_lines
 
 TEXT = "Guten Morgen.\nそうですか。\nکتاب‌های\n"
 LINES = [line.encode() for line in TEXT.splitlines()]
-PACK = {"": lambda c: c, ".gz": gzip.compress, ".bz2": bz2.compress,
-        ".xz": lzma.compress}  # fmt: skip
+PACK = {
+    "": lambda c: c,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
 
 
 def zipped(**files):
@@ -56,8 +60,10 @@ def test_a_zip_needs_no_name_if_it_holds_one_text(tmp_path):
     assert list(text_lines(path)) == list(text_lines(path / "a.txt")) == LINES
     with open(path, "rb") as file:
         assert list(text_lines(file, "standard input")) == LINES
-    code = ("import sys; from transformer_lib.corpora.text_files import text_lines; "
-            "print(list(text_lines(sys.stdin.buffer, 'stdin')))")  # fmt: skip
+    code = (
+        "import sys; from transformer_lib.corpora.text_files import text_lines; "
+        "print(list(text_lines(sys.stdin.buffer, 'stdin')))"
+    )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, input=path.read_bytes(), capture_output=True)
     assert b"stdin is a .zip archive, which cannot be read from a pipe" in done.stderr

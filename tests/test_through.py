@@ -17,7 +17,7 @@ from test_live_pages import Reader
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 sys.path.append(str(ROOT / "book" / "_ext"))
-import through as made  # noqa: E402
+import through as made
 
 STATIC = ROOT / "book" / "_static"
 PAGE = """<!doctype html><html lang="en" data-theme="light"><meta charset="utf-8">
@@ -168,17 +168,22 @@ def test_a_table_that_16_bits_cannot_hold_is_stored_whole(tmp_path):
     place = told["tables"]["output.weight"]
     assert place["type"] == "f4"
     found = torch.frombuffer(
-        bytearray((tmp_path / "through.bin").read_bytes()), dtype=torch.float32,
-        count=model.output.weight.numel(), offset=place["at"],
-    )  # fmt: skip
+        bytearray((tmp_path / "through.bin").read_bytes()),
+        dtype=torch.float32,
+        count=model.output.weight.numel(),
+        offset=place["at"],
+    )
     assert found.view(place["shape"]).equal(model.output.weight)
 
 
 def test_learned_numbers_come_over_whole(model, trace):
     state = trace[0].model.state_dict()
-    for name in ("src_embedding.weight", "encoder.layers.0.self_attention.w_k.weight",
-                 "decoder.layers.1.feed_forward.w_1.weight",
-                 "encoder.layers.1.residual_2.norm.bias"):  # fmt: skip
+    for name in (
+        "src_embedding.weight",
+        "encoder.layers.0.self_attention.w_k.weight",
+        "decoder.layers.1.feed_forward.w_1.weight",
+        "encoder.layers.1.residual_2.norm.bias",
+    ):
         table = state[name]
         for row in (0, 3, len(table) - 1):
             got = model(
@@ -318,9 +323,11 @@ def test_narrow_light_and_dark(person, axe, theme):
     if axe:
         page.evaluate(PREPARE)
         page.evaluate(f"{axe}; 0")
-    for part, step in (("English in", "word + position"),
-                       ("Decoder layer 2", "source weights"),
-                       ("German out", "next piece")):  # fmt: skip
+    for part, step in (
+        ("English in", "word + position"),
+        ("Decoder layer 2", "source weights"),
+        ("German out", "next piece"),
+    ):
         person.go(part, step)
         person.strip.first.click()
         page.locator(".through-factors").first.wait_for()
@@ -334,8 +341,13 @@ def test_narrow_light_and_dark(person, axe, theme):
 
 
 def test_by_touch(browser, address):
-    phone = Person(browser, address, viewport={"width": 360, "height": 740},
-                   has_touch=True, is_mobile=True)  # fmt: skip
+    phone = Person(
+        browser,
+        address,
+        viewport={"width": 360, "height": 740},
+        has_touch=True,
+        is_mobile=True,
+    )
     phone.page.get_by_role("button", name="Open every number").tap()
     phone.page.locator(".through-strip").wait_for()
     assert phone.page.get_by_label("Part", exact=True).bounding_box()["height"] >= 44

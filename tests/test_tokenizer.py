@@ -1,6 +1,7 @@
 """Chapter 09: BPE equal to SentencePiece's, and the tokenizer."""
 
 import io
+import itertools
 import random
 import re
 import unicodedata
@@ -309,7 +310,7 @@ def test_unigram_too():
 def counts(words, times=True, overlap=True):
     out = {}
     for symbols, n in words.items():
-        for pair in zip(symbols, symbols[1:], strict=False):
+        for pair in itertools.pairwise(symbols):
             out[pair] = out.get(pair, 0) + (n if times else 1)
     return out
 
@@ -428,7 +429,7 @@ def test_check_unknown_share_names(wrong, said):
 
 
 FOLDED = {
-    "“I’m tired,” she said.": "\"I'm tired,\" she said.",
+    "“I’m tired,” she said.": '"I\'m tired," she said.',
     "‚Ja‘, „nein‟ ´ʼ‛": "'Ja', \"nein\" '''",
     "a\u00a0b\u2009c\u3000d\u2028e\u202ff": "a b c d e f",
     "e\u200b\u0301 A\u030a": "é Å",  # what goes lets the accent to its letter

@@ -41,16 +41,19 @@ def test_update_is_torchs_step_on_torchs_loss(model, pairs):
     twin = Transformer(model.config)
     twin.load_state_dict(model.state_dict())
     group = [make_batch(pairs, range(3)), make_batch(pairs, range(3, 12))]
-    total, tokens, norm, bad = update(model, build_optimizer(model), group, 1e-3, 0.1)
+    total, tokens, _norm, _bad = update(model, build_optimizer(model), group, 1e-3, 0.1)
 
     adam = torch.optim.Adam(twin.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-9)
     losses = [
         torch.nn.functional.cross_entropy(
-            twin(b.src_ids, b.tgt_in).transpose(1, 2), b.tgt_out,
-            ignore_index=0, label_smoothing=0.1, reduction="sum",
+            twin(b.src_ids, b.tgt_in).transpose(1, 2),
+            b.tgt_out,
+            ignore_index=0,
+            label_smoothing=0.1,
+            reduction="sum",
         )
         for b in group
-    ]  # fmt: skip
+    ]
     assert total == pytest.approx(sum(losses).item(), rel=1e-5)
     assert tokens == sum(int((b.tgt_out != 0).sum()) for b in group)
     (sum(losses) / tokens).backward()
@@ -124,10 +127,16 @@ def test_a_rate_that_is_none_is_refused(model, pairs, rate):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("clip", -1.0), ("clip", math.nan), ("scale", 0.0), ("scale", math.nan),
-    ("scale", math.inf),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("clip", -1.0),
+        ("clip", math.nan),
+        ("scale", 0.0),
+        ("scale", math.nan),
+        ("scale", math.inf),
+    ],
+)
 def test_a_limit_or_scale_that_is_none_is_refused(model, pairs, name, value):
     optimizer, group = build_optimizer(model), [make_batch(pairs, range(3))]
     with pytest.raises(ValueError, match=f"{name}={value}: must be a number"):
@@ -153,8 +162,10 @@ def test_an_unknown_precision_is_refused(model, pairs):
 def drawn_pairs(count, seed):
     """Pairs of random ids, of 1 to 9 tokens."""
     rng = random.Random(seed)
-    sides = [[[rng.randrange(4, 50) for _ in range(rng.randint(1, 9))]
-              for _ in range(count)] for _ in "st"]  # fmt: skip
+    sides = [
+        [[rng.randrange(4, 50) for _ in range(rng.randint(1, 9))] for _ in range(count)]
+        for _ in "st"
+    ]
     return TokenPairs(*_flatten(sides[0], 50), *_flatten(sides[1], 50))
 
 
@@ -190,8 +201,9 @@ def test_packed_rows_give_what_the_pairs_give_alone(seed, width):
             target = packed.tgt_out[row][here]
             assert packed.tgt_place[row][here].tolist() == list(range(len(target)))
             assert target[-1] == EOS
-            torch.testing.assert_close(hidden[row][here], alone[ids_of(source, target)],
-                                       atol=1e-5, rtol=1e-5)  # fmt: skip
+            torch.testing.assert_close(
+                hidden[row][here], alone[ids_of(source, target)], atol=1e-5, rtol=1e-5
+            )
             found += len(target)
     assert found == packed.num_tokens == int(pairs.tgt_lengths.sum())
 
@@ -211,8 +223,17 @@ def test_same_part_by_a_plain_loop():
     assert same_part(query, key).tolist() == [[wanted]]
 
 
-def losses_of(model, pairs, precision="float32", chunk=256, fused=True, scale=1.0,
-              packed=0, compiled=False, sparse=False):  # fmt: skip
+def losses_of(
+    model,
+    pairs,
+    precision="float32",
+    chunk=256,
+    fused=True,
+    scale=1.0,
+    packed=0,
+    compiled=False,
+    sparse=False,
+):
     """Losses of five updates (compiled: two) from the same weights."""
     twin = Transformer(model.config)
     twin.load_state_dict(model.state_dict())
@@ -231,14 +252,23 @@ def losses_of(model, pairs, precision="float32", chunk=256, fused=True, scale=1.
     return found
 
 
-@pytest.mark.parametrize(("switch", "within"), [
-    ({"chunk": 0}, 1e-5), ({"chunk": 7}, 1e-5), ({"fused": False}, 1e-5),
-    ({"scale": 2.0**20}, 1e-6), ({"precision": "bfloat16"}, 0.03),
-    ({"precision": "float16", "scale": 2.0**10}, 0.01), ({"packed": 40}, 1e-5),
-    ({"sparse": True}, 1e-5), ({"sparse": True, "chunk": 0}, 1e-5),
-    ({"packed": 40, "chunk": 7, "precision": "bfloat16"}, 0.03),
-    ({"compiled": True}, 1e-5), ({"compiled": True, "packed": 40}, 1e-5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("switch", "within"),
+    [
+        ({"chunk": 0}, 1e-5),
+        ({"chunk": 7}, 1e-5),
+        ({"fused": False}, 1e-5),
+        ({"scale": 2.0**20}, 1e-6),
+        ({"precision": "bfloat16"}, 0.03),
+        ({"precision": "float16", "scale": 2.0**10}, 0.01),
+        ({"packed": 40}, 1e-5),
+        ({"sparse": True}, 1e-5),
+        ({"sparse": True, "chunk": 0}, 1e-5),
+        ({"packed": 40, "chunk": 7, "precision": "bfloat16"}, 0.03),
+        ({"compiled": True}, 1e-5),
+        ({"compiled": True, "packed": 40}, 1e-5),
+    ],
+)
 def test_each_switch_trains_as_the_plain_path(
     model, pairs, switch, within, monkeypatch
 ):
@@ -251,20 +281,29 @@ def test_each_switch_trains_as_the_plain_path(
     assert found == pytest.approx(plain[: len(found)], abs=within)
 
 
-@pytest.mark.parametrize(("major", "wanted"), [
-    (6, "float32"), (7, "float16"), (8, "bfloat16"), (9, "bfloat16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("major", "wanted"),
+    [
+        (6, "float32"),
+        (7, "float16"),
+        (8, "bfloat16"),
+        (9, "bfloat16"),
+    ],
+)
 def test_precision_by_compute_capability(monkeypatch, major, wanted):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 5))
     precision, why = machine.native_precision("cuda")
     assert precision == wanted and f"{major}.5" in why
 
 
-@pytest.mark.parametrize(("float32", "bfloat16", "wanted"), [
-    (157e9, 85e9, "float32"),  # a Xeon with AVX512-BF16
-    (98e9, 212e9, "bfloat16"),  # an EPYC with AVX512-BF16
-    (98e9, 105e9, "float32"),  # no clear gain
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("float32", "bfloat16", "wanted"),
+    [
+        (157e9, 85e9, "float32"),  # a Xeon with AVX512-BF16
+        (98e9, 212e9, "bfloat16"),  # an EPYC with AVX512-BF16
+        (98e9, 105e9, "float32"),  # no clear gain
+    ],
+)
 def test_precision_of_a_cpu_by_what_it_does_fast(
     monkeypatch, float32, bfloat16, wanted
 ):

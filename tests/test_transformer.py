@@ -450,8 +450,9 @@ def test_masks_and_places_that_are_given_are_those_of_the_default(positions):
     memory = model.encode(src, real, torch.arange(5).expand(2, -1))
     assert torch.equal(memory, model.encode(src))
     given = causal_mask(4), real, torch.arange(4).expand(2, -1)
-    assert torch.equal(model.decode(tgt, memory, src, *given),
-                       model.decode(tgt, memory, src))  # fmt: skip
+    assert torch.equal(
+        model.decode(tgt, memory, src, *given), model.decode(tgt, memory, src)
+    )
     other = model.decode(tgt, memory, src, places=torch.arange(3, 7).expand(2, -1))
     assert torch.equal(other, model.decode(tgt, memory, src, places=3))
     assert not torch.allclose(other, model.decode(tgt, memory, src))

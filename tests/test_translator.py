@@ -265,7 +265,7 @@ def test_empty_and_shortened_translations_are_told(shipped):
     ]
     with pytest.warns(UserWarning, match="line 3 has a translation that is cut off"):
         shipped(["", "Thank you.", LINES[4]], beam_size=1, max_extra=0, first_line=1)
-    many, told = told_of([short] * 15, [""] * 15, shipped.tokenizer)
+    _many, told = told_of([short] * 15, [""] * 15, shipped.tokenizer)
     assert told[0].endswith(" is empty (and 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 4 more)")
 
 

@@ -34,18 +34,34 @@ def test_slots_come_back(made):
 
 def test_slots_of_words():
     slots = _tree_slots(clean_tree(tree(SMALL)))
-    assert slots == ["(S(NP/DT", "0)NP", "/NN", "1)S", "(VP/VBD", "0)VP", "(NP/PRP",
-                     "2)S", "/.", "1)TOP"]  # fmt: skip
+    assert slots == [
+        "(S(NP/DT",
+        "0)NP",
+        "/NN",
+        "1)S",
+        "(VP/VBD",
+        "0)VP",
+        "(NP/PRP",
+        "2)S",
+        "/.",
+        "1)TOP",
+    ]
     known = {"the", "p00", "immu~", "~ized", "A~he", "~", "AA9~", "~~"}
     for word, wanted in {
-        "The": ("the", "A~he"), "immunized": ("immu~", "~ized"), "qq": ("~~", "~"),
-        "P53": ("p00", "AA9~"), "\u0130": ("~~", "~"),
-    }.items():  # fmt: skip
+        "The": ("the", "A~he"),
+        "immunized": ("immu~", "~ized"),
+        "qq": ("~~", "~"),
+        "P53": ("p00", "AA9~"),
+        "\u0130": ("~~", "~"),
+    }.items():
         assert _word_slots(word, known) == wanted
     assert _word_slots("the", known, whole=False) == ("~~", "~")
     assert _brackets_of_slots(["3)TOP", "(S/DT", "9)TOP", "what", "/NN"]) == [
-        "(S", "XX", ")S", "XX",
-    ]  # fmt: skip
+        "(S",
+        "XX",
+        ")S",
+        "XX",
+    ]
 
 
 def test_words_are_single_tokens():
@@ -55,5 +71,16 @@ def test_words_are_single_tokens():
     for odd in ("Xpd TTD", "a\u00a0b", "\u00b4", "\u2009"):
         assert len(_source_word(odd).split()) == 1
     assert _split_words("Mice (n = 3) don't fly, do they?") == [
-        "Mice", "(", "n", "=", "3", ")", "don't", "fly", ",", "do", "they", "?",
-    ]  # fmt: skip
+        "Mice",
+        "(",
+        "n",
+        "=",
+        "3",
+        ")",
+        "don't",
+        "fly",
+        ",",
+        "do",
+        "they",
+        "?",
+    ]

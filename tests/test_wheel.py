@@ -57,9 +57,14 @@ def test_the_wheel_holds_the_library_whole_and_nothing_else(built):
         names = set(wheel.namelist())
     wanted = files_of_the_library()
     assert {n for n in names if ".dist-info/" not in n} == wanted
-    for name in ("evidence/tatoeba-en-de.json", "evidence/benchmarks/peers.json",
-                 "recipes/small.toml", "book.mplstyle", "py.typed",
-                 "pretrained/tatoeba-en-de/weights.safetensors"):  # fmt: skip
+    for name in (
+        "evidence/tatoeba-en-de.json",
+        "evidence/benchmarks/peers.json",
+        "recipes/small.toml",
+        "book.mplstyle",
+        "py.typed",
+        "pretrained/tatoeba-en-de/weights.safetensors",
+    ):
         assert f"transformer_lib/{name}" in wanted, name
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -94,9 +99,13 @@ def elsewhere(tmp_path_factory):
 
 def test_the_library_is_the_wheels(python, elsewhere):
     done = subprocess.run(
-        [python, "-c", WHERE], cwd=elsewhere, env=installed.variables(python),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [python, "-c", WHERE],
+        cwd=elsewhere,
+        env=installed.variables(python),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     library, version, torch = json.loads(done.stdout)
     assert Path(library).is_relative_to(python.parents[1])
@@ -107,9 +116,13 @@ def test_the_library_is_the_wheels(python, elsewhere):
 def test_its_command_runs(python, elsewhere):
     done = subprocess.run(
         [python.parent / "transformer-lib", "translate", "tatoeba-en-de"],
-        input="Hello!\n", cwd=elsewhere, env=installed.variables(python),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        input="Hello!\n",
+        cwd=elsewhere,
+        env=installed.variables(python),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Hallo")
 

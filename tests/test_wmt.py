@@ -89,28 +89,42 @@ def anything_goes(name):
 def test_archives_are_those_that_statmt_publishes():
     wanted = {
         "https://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz": (
-            657632379, "training/europarl-v7.fr-en.en",
-            "training/europarl-v7.fr-en.fr"),
+            657632379,
+            "training/europarl-v7.fr-en.en",
+            "training/europarl-v7.fr-en.fr",
+        ),
         "https://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz": (
-            918311367, "commoncrawl.fr-en.en", "commoncrawl.fr-en.fr"),
+            918311367,
+            "commoncrawl.fr-en.en",
+            "commoncrawl.fr-en.fr",
+        ),
         "https://www.statmt.org/wmt14/training-parallel-nc-v9.tgz": (
-            80418416, "training/news-commentary-v9.fr-en.en",
-            "training/news-commentary-v9.fr-en.fr"),
+            80418416,
+            "training/news-commentary-v9.fr-en.en",
+            "training/news-commentary-v9.fr-en.fr",
+        ),
         "https://www.statmt.org/wmt13/training-parallel-un.tgz": (
-            2365634246, "un/undoc.2000.fr-en.en", "un/undoc.2000.fr-en.fr"),
+            2365634246,
+            "un/undoc.2000.fr-en.en",
+            "un/undoc.2000.fr-en.fr",
+        ),
         "https://www.statmt.org/wmt10/training-giga-fren.tar": (
-            2595102720, "giga-fren.release2.fixed.en.gz",
-            "giga-fren.release2.fixed.fr.gz"),
-    }  # fmt: skip
+            2595102720,
+            "giga-fren.release2.fixed.en.gz",
+            "giga-fren.release2.fixed.fr.gz",
+        ),
+    }
     found = {a.source.url: (a.size, *a.members["en-fr"]) for a in wmt.ARCHIVES.values()}
     assert found == wanted
     german = [wmt.ARCHIVES[name].members["en-de"] for name in wmt._PAIRS["en-de"]]
     assert german == [
         ("training/europarl-v7.de-en.en", "training/europarl-v7.de-en.de"),
         ("commoncrawl.de-en.en", "commoncrawl.de-en.de"),
-        ("training/news-commentary-v9.de-en.en",
-         "training/news-commentary-v9.de-en.de"),
-    ]  # fmt: skip
+        (
+            "training/news-commentary-v9.de-en.en",
+            "training/news-commentary-v9.de-en.de",
+        ),
+    ]
     assert list(wmt._PAIRS["en-fr"]) == list(wmt.ARCHIVES)
     for archive in wmt.ARCHIVES.values():
         assert all(re.fullmatch("[0-9a-f]{64}", h) for h in archive.source.known)
@@ -122,6 +136,7 @@ def test_archives_are_those_that_statmt_publishes():
 @pytest.fixture
 def server():
     """A server of one file that knows Range, and hangs up after so many bytes."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             content, at = self.server.content, 0
@@ -235,9 +250,15 @@ def test_the_cache_comes_first(tmp_path, real):
 def test_from_archives_to_token_files(pair, tmp_path, real):
     archives = wmt._miniature(real, tmp_path / "in", pair)
     ready = wmt.prepare_wmt(
-        pair, tmp_path / "out", archives, tmp_path / "there", VALID, False,
-        vocab_size=700, threads=1,
-    )  # fmt: skip
+        pair,
+        tmp_path / "out",
+        archives,
+        tmp_path / "there",
+        VALID,
+        False,
+        vocab_size=700,
+        threads=1,
+    )
     names = wmt._PAIRS[pair]
     inside = {tuple(" ".join(s.split()) for s in p) for p in real}
     with gzip.open(tmp_path / "out/text/train.tsv.gz", "rt", encoding="utf-8") as file:
@@ -255,14 +276,23 @@ def test_from_archives_to_token_files(pair, tmp_path, real):
     notes = {f"{name}.{pair}.json" for name in names}
     assert left == {"train.tsv.gz", "valid.tsv.gz", "cleaning.json"} | notes
     again = wmt.prepare_wmt(
-        pair, tmp_path / "out", archives, tmp_path / "nothing here", VALID, False,
-        vocab_size=700, threads=1,
-    )  # fmt: skip
+        pair,
+        tmp_path / "out",
+        archives,
+        tmp_path / "nothing here",
+        VALID,
+        False,
+        vocab_size=700,
+        threads=1,
+    )
     assert again.data == ready.data
 
 
-words = st.lists(st.sampled_from("ein Haus große Bäume l’été 1.5 “so” ﬁ".split()),
-                 min_size=3, max_size=6).map(" ".join)  # fmt: skip
+words = st.lists(
+    st.sampled_from("ein Haus große Bäume l’été 1.5 “so” ﬁ".split()),
+    min_size=3,
+    max_size=6,
+).map(" ".join)
 
 
 @settings(max_examples=15, deadline=None)
@@ -279,8 +309,11 @@ def test_what_goes_in_comes_out(tmp_path_factory, pairs):
 
 def test_members_in_any_order_and_under_dot(tmp_path):
     english, german = wmt.ARCHIVES["commoncrawl"].members["en-de"]
-    content = {f"./{german}": lines("ein Hund"), "x": b"x" * 10**6,
-               f"./{english}": lines("a dog")}  # fmt: skip
+    content = {
+        f"./{german}": lines("ein Hund"),
+        "x": b"x" * 10**6,
+        f"./{english}": lines("a dog"),
+    }
     path = tar(tmp_path / "training-parallel-commoncrawl.tgz", content)
     found = list(wmt._archive_pairs(path, (english, german), CleaningReport()))
     assert found == [("a dog", "ein Hund")]
@@ -295,16 +328,28 @@ def test_lines_end_at_the_line_feed_alone(tmp_path):
 
 
 def test_bad_lines_are_dropped_and_counted(tmp_path):
-    rows = [("a dog", b"ein Hund"), ("", b"leer"), ("Hi there", b"Gr\xfc\xdf Gott"),
-            ("hello", b"viel " * 50), ("x", b"lang " * (1 << 19)), ("end", b"Ende")]
-    content = {"en": lines(*(a for a, _ in rows)),
-               "de": b"".join(b + b"\n" for _, b in rows)}  # fmt: skip
+    rows = [
+        ("a dog", b"ein Hund"),
+        ("", b"leer"),
+        ("Hi there", b"Gr\xfc\xdf Gott"),
+        ("hello", b"viel " * 50),
+        ("x", b"lang " * (1 << 19)),
+        ("end", b"Ende"),
+    ]
+    content = {
+        "en": lines(*(a for a, _ in rows)),
+        "de": b"".join(b + b"\n" for _, b in rows),
+    }
     report = CleaningReport()
     path = tar(tmp_path / "x.tgz", content)
     found = list(wmt._archive_pairs(path, ("en", "de"), report))
     assert found == [("a dog", "ein Hund"), ("end", "Ende")]
-    assert report.lines == {"one side empty": [2], "not UTF-8": [3],
-                            "length ratio": [4], "too long": [5]}  # fmt: skip
+    assert report.lines == {
+        "one side empty": [2],
+        "not UTF-8": [3],
+        "length ratio": [4],
+        "too long": [5],
+    }
     assert report.total == 6 and report.kept == 2
 
 
@@ -324,23 +369,50 @@ def packed(text):
 DAMAGED = {
     "a truncated tgz": ("europarl", WHOLE, -9000, f"{FRENCH} is cut short or damaged"),
     "cut in the first member": ("europarl", WHOLE, -30_000, "cut short or damaged"),
-    "a missing member": ("europarl", {ENGLISH: TEXT, "training/x.de": b"x\n"}, None,
-                         f"holds no member {FRENCH}, but {ENGLISH}, training/x.de"),
-    "cut before a member": ("europarl", {ENGLISH: TEXT, "z": os.urandom(2**21)},
-                            -20_000, f"{FRENCH} is cut short or damaged"),
-    "uneven line counts": ("europarl", WHOLE | {FRENCH: TEXT + SOME}, None,
-                           f"{ENGLISH} has 9,000 lines and {FRENCH} has 9,002"),
-    "shorter other side": ("europarl", WHOLE | {FRENCH: TEXT.removeprefix(SOME)}, None,
-                           f"{FRENCH} has 8,998 lines and {ENGLISH} has 9,000"),
-    "a gzip member cut short": ("giga-fren", {
-        GIGA[0]: packed(TEXT), GIGA[1]: packed(TEXT)[:-5000]}, None,
-        f"{GIGA[1]} is cut short or damaged after line"),
-    "a gzip member that is none": ("giga-fren", {GIGA[0]: TEXT, GIGA[1]: TEXT}, None,
-                                   f"{GIGA[0]} is cut short or damaged after line 0"),
-    "a truncated tar": ("giga-fren", dict.fromkeys(GIGA, packed(TEXT)), -40_000,
-                        f"{GIGA[1]} is cut short or damaged"),
+    "a missing member": (
+        "europarl",
+        {ENGLISH: TEXT, "training/x.de": b"x\n"},
+        None,
+        f"holds no member {FRENCH}, but {ENGLISH}, training/x.de",
+    ),
+    "cut before a member": (
+        "europarl",
+        {ENGLISH: TEXT, "z": os.urandom(2**21)},
+        -20_000,
+        f"{FRENCH} is cut short or damaged",
+    ),
+    "uneven line counts": (
+        "europarl",
+        WHOLE | {FRENCH: TEXT + SOME},
+        None,
+        f"{ENGLISH} has 9,000 lines and {FRENCH} has 9,002",
+    ),
+    "shorter other side": (
+        "europarl",
+        WHOLE | {FRENCH: TEXT.removeprefix(SOME)},
+        None,
+        f"{FRENCH} has 8,998 lines and {ENGLISH} has 9,000",
+    ),
+    "a gzip member cut short": (
+        "giga-fren",
+        {GIGA[0]: packed(TEXT), GIGA[1]: packed(TEXT)[:-5000]},
+        None,
+        f"{GIGA[1]} is cut short or damaged after line",
+    ),
+    "a gzip member that is none": (
+        "giga-fren",
+        {GIGA[0]: TEXT, GIGA[1]: TEXT},
+        None,
+        f"{GIGA[0]} is cut short or damaged after line 0",
+    ),
+    "a truncated tar": (
+        "giga-fren",
+        dict.fromkeys(GIGA, packed(TEXT)),
+        -40_000,
+        f"{GIGA[1]} is cut short or damaged",
+    ),
     "an empty file": ("europarl", WHOLE, 0, "cut short or damaged after line 0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
@@ -423,8 +495,12 @@ PAPER = {  # sections 3, 5, 6.1 and Table 3 of the paper, written down here
     "base": {"d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": 6},
     "big": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 6},
 }
-DROPOUT = {("base", "en-de"): 0.1, ("base", "en-fr"): 0.1,
-           ("big", "en-de"): 0.3, ("big", "en-fr"): 0.1}  # fmt: skip
+DROPOUT = {
+    ("base", "en-de"): 0.1,
+    ("base", "en-fr"): 0.1,
+    ("big", "en-de"): 0.3,
+    ("big", "en-fr"): 0.1,
+}
 STEPS, AVERAGED = {"base": 100_000, "big": 300_000}, {"base": 5, "big": 20}
 VOCABULARY = {"en-de": 37_000, "en-fr": 32_000}
 SECONDS_A_STEP = {"base": 0.4, "big": 1.0}
@@ -440,8 +516,7 @@ def test_recipes_are_the_papers(size, pair):
     assert recipe.max_tokens * recipe.accumulate == 25_000
     assert recipe.validate_every * SECONDS_A_STEP[size] == 600  # ten minutes
     assert recipe.kind == "bpe" and recipe.name == f"wmt14-{pair}-{size}"
-    off = ("clip", "cooldown", "dropout_after", "joined", "renamed",
-           "start_from")  # fmt: skip
+    off = ("clip", "cooldown", "dropout_after", "joined", "renamed", "start_from")
     assert not any(getattr(recipe, name) for name in off)
     config = TransformerConfig(recipe.vocab_size, **recipe.model)
     assert (config.d_k or config.d_model // config.num_heads) == 64
@@ -477,10 +552,19 @@ def test_parameters_and_vocabulary():
 CONFIGS = [
     TransformerConfig(300, 64, num_heads=4, num_layers=2, d_ff=128),
     TransformerConfig(500, 48, num_heads=6, num_layers=3, d_ff=100, d_k=5, d_v=11),
-    TransformerConfig(400, 32, num_heads=1, num_layers=1, d_ff=256, norm_first=True,
-                      attention_bias=True, tie_embeddings=False, positions="learned"),
+    TransformerConfig(
+        400,
+        32,
+        num_heads=1,
+        num_layers=1,
+        d_ff=256,
+        norm_first=True,
+        attention_bias=True,
+        tie_embeddings=False,
+        positions="learned",
+    ),
     TransformerConfig(1000, 64, num_heads=16, num_layers=2, d_ff=64, dropout=0.0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -528,25 +612,35 @@ Transformer big           | 28.4  | 41.8  | 2.3e19 | 2.3e19
 
 
 def test_table_2_is_the_papers():
-    wanted = [[cell.strip() for cell in line.split("|")]
-              for line in TABLE_2.strip().splitlines()]  # fmt: skip
+    wanted = [
+        [cell.strip() for cell in line.split("|")]
+        for line in TABLE_2.strip().splitlines()
+    ]
     for row, (name, *cells) in zip(wmt.TABLE_2, wanted, strict=True):
         numbers = [float(cell) if cell else None for cell in cells]
-        ours = [*(row.bleu[p] for p in ("en-de", "en-fr")),
-                *(row.cost[p] for p in ("en-de", "en-fr"))]  # fmt: skip
+        ours = [
+            *(row.bleu[p] for p in ("en-de", "en-fr")),
+            *(row.cost[p] for p in ("en-de", "en-fr")),
+        ]
         assert (row.model, ours) == (name, numbers)
         assert row.ensemble == name.endswith("ensemble")
 
 
-@pytest.mark.parametrize("model, pair, days, count, kind", [
-    ("Transformer base", "en-de", 0.5, 8, "P100"),
-    ("Transformer big", "en-fr", 3.5, 8, "P100"),
-    ("GNMT + RL", "en-de", 1, 96, "K80"), ("GNMT + RL", "en-fr", 6, 96, "K80"),
-    ("MoE", "en-de", 1, 64, "K40"), ("MoE", "en-fr", 6, 64, "K40"),
-    ("ConvS2S", "en-de", 18.5, 1, "M40"), ("ConvS2S", "en-fr", 37, 8, "M40"),
-    ("ConvS2S ensemble", "en-de", 18.5, 8 * 1, "M40"),
-    ("ConvS2S ensemble", "en-fr", 37, 8 * 8, "M40"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model, pair, days, count, kind",
+    [
+        ("Transformer base", "en-de", 0.5, 8, "P100"),
+        ("Transformer big", "en-fr", 3.5, 8, "P100"),
+        ("GNMT + RL", "en-de", 1, 96, "K80"),
+        ("GNMT + RL", "en-fr", 6, 96, "K80"),
+        ("MoE", "en-de", 1, 64, "K40"),
+        ("MoE", "en-fr", 6, 64, "K40"),
+        ("ConvS2S", "en-de", 18.5, 1, "M40"),
+        ("ConvS2S", "en-fr", 37, 8, "M40"),
+        ("ConvS2S ensemble", "en-de", 18.5, 8 * 1, "M40"),
+        ("ConvS2S ensemble", "en-fr", 37, 8 * 8, "M40"),
+    ],
+)
 def test_costs_come_from_seconds_processors_and_rate(model, pair, days, count, kind):
     (row,) = (row for row in wmt.TABLE_2 if row.model == model)
     assert f"{wmt.training_cost(days, count, kind):.1e}" == f"{row.cost[pair]:.1e}"
@@ -569,8 +663,10 @@ def test_the_best_ensemble_cost_three_times_the_big_model():
 
 def test_what_the_transformer_was_cheaper_than():
     """As book/afterwards.md says it: not than everything that it surpassed."""
-    costs = {pair: {row.model: row.cost[pair] for row in wmt.TABLE_2 if row.cost[pair]}
-             for pair in ("en-de", "en-fr")}  # fmt: skip
+    costs = {
+        pair: {row.model: row.cost[pair] for row in wmt.TABLE_2 if row.cost[pair]}
+        for pair in ("en-de", "en-fr")
+    }
     for table in costs.values():
         base, big = table.pop("Transformer base"), table.pop("Transformer big")
         assert all(base < cost for cost in table.values())
@@ -618,10 +714,14 @@ def test_cost_figure_shows_table_2(browser, tmp_path):
     figure = cost_figure()
     marks = [(".one circle", "fill"), (".ensemble rect", "fill"), (".own path", "fill")]
     check_figure(browser, tmp_path, figure, marks)
-    cited = {"GNMT + RL": "Wu et al. 2016", "ConvS2S": "Gehring et al. 2017",
-             "MoE": "Shazeer et al. 2017", "Deep-Att + PosUnk": "Zhou et al. 2016",
-             "Transformer base": "the paper's own",
-             "Transformer big": "the paper's own"}  # fmt: skip
+    cited = {
+        "GNMT + RL": "Wu et al. 2016",
+        "ConvS2S": "Gehring et al. 2017",
+        "MoE": "Shazeer et al. 2017",
+        "Deep-Att + PosUnk": "Zhou et al. 2016",
+        "Transformer base": "the paper's own",
+        "Transformer big": "the paper's own",
+    }
     with shown(browser, tmp_path, figure, width=800) as page:
         for pair, name in (("en-de", "English-German"), ("en-fr", "English-French")):
             page.get_by_role("button", name=name).focus()
@@ -662,38 +762,73 @@ def greedy_share(room, gpus):
     return room, count
 
 
-@pytest.mark.parametrize("check, wrong, telling", [
-    (check_cost, lambda h, n, r: h * n * r * 1e12, "3,600 seconds"),
-    (check_cost, lambda h, n, r: h * 60 * n * r * 1e12, "took minutes"),
-    (check_cost, lambda h, n, r: h * 3600 * r * 1e12, "cost of one processor"),
-    (check_cost, lambda h, n, r: h * 3600 * n * r, "1e12 for each"),
-    (check_cost, lambda h, n, r: h * 3600 * 8 * 9.5e12, "use all three"),
-    (check_cost, lambda h, n, r: "3.3e18", "Give a number"),
-    (check_cost, lambda h, n, r: 1.0, "not 1.00e\\+00"),
-    (check_share_out, greedy_share, "cannot be shared|above 25,000"),
-    (check_share_out, lambda room, gpus: 25_000, "Give two numbers"),
-    (check_share_out, lambda room, gpus: (25_000 / gpus, gpus), "whole numbers"),
-    (check_share_out, lambda room, gpus: (25_000 // gpus, gpus), "does not fit"),
-    (check_share_out, lambda room, gpus: (25_000 // (-(-25_000 // room)),
-                                          -(-25_000 // room)), "cannot be shared"),
-    (check_share_out, lambda room, gpus: (room, gpus * -(-25_000 // room // gpus)),
-     "above 25,000"),
-    (check_share_out, lambda room, gpus: (0, gpus), "above 0"),
-    (check_share_out, lambda room, gpus: (25_000 // (80 * gpus), 80 * gpus),
-     "more than needed"),
-    (check_share_out, lambda room, gpus: (
-        1000, math.ceil(math.ceil(25_000 / room) / gpus) * gpus), "update as large"),
-    (check_attention_flops, lambda n, m, d: 2 * (n + m) * d * d + 2 * n * m * d,
-     "addition"),
-    (check_attention_flops, lambda n, m, d: 4 * (n + m) * d * d, "left out the scores"),
-    (check_attention_flops, lambda n, m, d: 4 * (n + m) * d * d + 2 * n * m * d,
-     "weighted sum of values"),
-    (check_attention_flops, lambda n, m, d: 8 * n * d * d + 4 * n * m * d, "made at m"),
-    (check_attention_flops, lambda n, m, d: 2 * (n + 2 * m) * d * d + 4 * n * m * d,
-     "output projection"),
-    (check_attention_flops, lambda n, m, d: 5, "not 5"),
-    (check_attention_flops, lambda n, m, d: "many", "Give a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "check, wrong, telling",
+    [
+        (check_cost, lambda h, n, r: h * n * r * 1e12, "3,600 seconds"),
+        (check_cost, lambda h, n, r: h * 60 * n * r * 1e12, "took minutes"),
+        (check_cost, lambda h, n, r: h * 3600 * r * 1e12, "cost of one processor"),
+        (check_cost, lambda h, n, r: h * 3600 * n * r, "1e12 for each"),
+        (check_cost, lambda h, n, r: h * 3600 * 8 * 9.5e12, "use all three"),
+        (check_cost, lambda h, n, r: "3.3e18", "Give a number"),
+        (check_cost, lambda h, n, r: 1.0, "not 1.00e\\+00"),
+        (check_share_out, greedy_share, "cannot be shared|above 25,000"),
+        (check_share_out, lambda room, gpus: 25_000, "Give two numbers"),
+        (check_share_out, lambda room, gpus: (25_000 / gpus, gpus), "whole numbers"),
+        (check_share_out, lambda room, gpus: (25_000 // gpus, gpus), "does not fit"),
+        (
+            check_share_out,
+            lambda room, gpus: (25_000 // (-(-25_000 // room)), -(-25_000 // room)),
+            "cannot be shared",
+        ),
+        (
+            check_share_out,
+            lambda room, gpus: (room, gpus * -(-25_000 // room // gpus)),
+            "above 25,000",
+        ),
+        (check_share_out, lambda room, gpus: (0, gpus), "above 0"),
+        (
+            check_share_out,
+            lambda room, gpus: (25_000 // (80 * gpus), 80 * gpus),
+            "more than needed",
+        ),
+        (
+            check_share_out,
+            lambda room, gpus: (
+                1000,
+                math.ceil(math.ceil(25_000 / room) / gpus) * gpus,
+            ),
+            "update as large",
+        ),
+        (
+            check_attention_flops,
+            lambda n, m, d: 2 * (n + m) * d * d + 2 * n * m * d,
+            "addition",
+        ),
+        (
+            check_attention_flops,
+            lambda n, m, d: 4 * (n + m) * d * d,
+            "left out the scores",
+        ),
+        (
+            check_attention_flops,
+            lambda n, m, d: 4 * (n + m) * d * d + 2 * n * m * d,
+            "weighted sum of values",
+        ),
+        (
+            check_attention_flops,
+            lambda n, m, d: 8 * n * d * d + 4 * n * m * d,
+            "made at m",
+        ),
+        (
+            check_attention_flops,
+            lambda n, m, d: 2 * (n + 2 * m) * d * d + 4 * n * m * d,
+            "output projection",
+        ),
+        (check_attention_flops, lambda n, m, d: 5, "not 5"),
+        (check_attention_flops, lambda n, m, d: "many", "Give a number"),
+    ],
+)
 def test_the_checks_name_the_mistake(check, wrong, telling):
     verdict = check(wrong)
     assert not verdict
