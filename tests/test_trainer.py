@@ -70,16 +70,31 @@ def test_fit_is_train_without_its_machinery(train, data_dir, tmp_path):
     torch.manual_seed(recipe.seed)
     model = Transformer(TransformerConfig(recipe.vocab_size, **recipe.model))
     model.to(default_device())
-    losses = fit(model, ready.train, recipe.max_steps, recipe.max_tokens,
-                 recipe.warmup, recipe.factor, recipe.epsilon, recipe.seed)  # fmt: skip
+    losses = fit(
+        model,
+        ready.train,
+        recipe.max_steps,
+        recipe.max_tokens,
+        recipe.warmup,
+        recipe.factor,
+        recipe.epsilon,
+        recipe.seed,
+    )
     assert [row["train_loss"] for row in history] == pytest.approx(losses, abs=1e-5)
 
 
-@pytest.mark.parametrize(("capability", "precision", "fast"), [
-    ((7, 5), "bfloat16", "float16"), ((6, 0), "float16", "float32"),
-    ((6, 1), "bfloat16", "float32"), ((7, 5), "float16", None),
-    ((7, 5), "float32", None), ((8, 0), "bfloat16", None), ((8, 9), "float16", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("capability", "precision", "fast"),
+    [
+        ((7, 5), "bfloat16", "float16"),
+        ((6, 0), "float16", "float32"),
+        ((6, 1), "bfloat16", "float32"),
+        ((7, 5), "float16", None),
+        ((7, 5), "float32", None),
+        ((8, 0), "bfloat16", None),
+        ((8, 9), "float16", None),
+    ],
+)
 def test_bits_that_are_slow_on_the_gpu_are_told(
     monkeypatch, recwarn, capability, precision, fast
 ):
@@ -94,10 +109,15 @@ def test_bits_that_are_slow_on_the_gpu_are_told(
         assert text.endswith(f"is faster in {fast} (--set precision={fast}).")
 
 
-@pytest.mark.parametrize(("bfloat16", "precision", "fast"), [
-    (1e9, "bfloat16", "float32"), (200e9, "bfloat16", None), (1e9, "float32", None),
-    (200e9, "float16", "bfloat16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bfloat16", "precision", "fast"),
+    [
+        (1e9, "bfloat16", "float32"),
+        (200e9, "bfloat16", None),
+        (1e9, "float32", None),
+        (200e9, "float16", "bfloat16"),
+    ],
+)
 def test_bits_that_are_slow_on_the_cpu_are_told(
     monkeypatch, recwarn, bfloat16, precision, fast
 ):
@@ -225,7 +245,9 @@ def test_batches_made_ahead_are_the_same_in_the_same_order(train, tmp_path):
         for name in "train_loss", "valid_loss", "epoch", "tokens":
             assert a[name] == b[name]
     assert (one.progress.epoch, one.progress.batch) == (
-        two.progress.epoch, two.progress.batch)  # fmt: skip
+        two.progress.epoch,
+        two.progress.batch,
+    )
 
 
 def test_dropout_begins_late(train, tmp_path):
@@ -306,8 +328,10 @@ def test_a_run_with_fast_dropout_learns_otherwise_and_only_through_dropout(
     )
     assert plain.history[-1]["train_loss"] != fast.history[-1]["train_loss"]
     off = SMALL | {"dropout": 0.0}
-    plain, fast = (train(tiny(fast_dropout=on, model=off), tmp_path / f"{on} off")
-                   for on in (False, True))  # fmt: skip
+    plain, fast = (
+        train(tiny(fast_dropout=on, model=off), tmp_path / f"{on} off")
+        for on in (False, True)
+    )
     for a, b in zip(plain.history, fast.history, strict=True):
         assert a["train_loss"] == b["train_loss"]
 
@@ -454,9 +478,10 @@ def brought(pairs, cut=None):
                 yield batch
 
     return {
-        "batches": batches_of, "schedule": lambda step: 1e-3 / step,
+        "batches": batches_of,
+        "schedule": lambda step: 1e-3 / step,
         "optimizer": lambda model: torch.optim.SGD(model.parameters(), momentum=0.9),
-    }  # fmt: skip
+    }
 
 
 def test_a_run_with_ones_own_loop_resumes_bit_equal(train, pairs, tmp_path):
