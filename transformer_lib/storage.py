@@ -46,7 +46,7 @@ def whole_file(
     Raises:
         NotWritten: If it cannot be; an OSError that says why, and what to do.
     """
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    text: dict = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     aside = None
     try:
         if (direct := _direct_target(path)) is not None:
@@ -165,7 +165,8 @@ class NotWritten(OSError):
     """What could not be written, why, and what to do."""
 
     def __init__(self, path: str | Path, error: OSError):
-        advice = _ADVICE.get(error.errno, "Make room on the disk, then start again")
+        room = "Make room on the disk, then start again"
+        advice = _ADVICE.get(error.errno or 0, room)
         self.reason = getattr(error, "reason", None) or error.strerror or str(error)
         super().__init__(
             f"{path} could not be written ({self.reason}); what was there before is "

@@ -204,8 +204,10 @@ def _load_pairs(path: str | Path, mmap: bool = True) -> TokenPairs:
     path = put_back(path)
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        mode = "r" if mmap else None
-        arrays = {n: np.load(path / f"{n}.npy", mmap_mode=mode) for n in _ARRAYS}
+        arrays = {
+            n: np.load(path / f"{n}.npy", mmap_mode="r" if mmap else None)
+            for n in _ARRAYS
+        }
         sizes = {name: len(array) for name, array in arrays.items()}
         numbers = all(array.dtype.kind in "iu" for array in arrays.values())
         fits = numbers and sizes == meta["sizes"]
@@ -233,14 +235,18 @@ class _PairStream:
     """
 
     def __init__(self, corpus, split: str, fold: bool = True):
-        self.corpus, self.split, self.report = corpus, split, None
+        self.corpus, self.split = corpus, split
+        self.report = CleaningReport()  # of a user's own files
         self.fold, self.folded = fold, 0
         own_files = _user_files(corpus)
         self.known = None if own_files else load_corpus(corpus, split)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        self.folded, pairs = 0, self.known and self.known.pairs
-        if not self.known:
+        self.folded = 0
+        pairs: Iterable[tuple[str, str]]
+        if self.known:
+            pairs = self.known.pairs
+        else:
             self.report = CleaningReport()
             pairs = stream_corpus(self.corpus, self.split, self.report)
         for source, target in pairs:
@@ -250,11 +256,11 @@ class _PairStream:
 
     def first_pair(self) -> tuple[str, str] | None:
         """The first pair that was read, after a loop."""
-        return self.report.first if self.report else self.known.pairs[0]
+        return self.known.pairs[0] if self.known else self.report.first
 
     def about(self) -> dict:
         """Where the text is from, what was folded and left out, after a loop."""
-        about = {"folded": self.folded}
+        about: dict = {"folded": self.folded}
         if self.known:
             known = {"origin": self.known.origin, "licence": self.known.licence}
             return about | known
@@ -380,7 +386,7 @@ def _write_split(
         Pairs read and kept, what was left out, tokens (of all copies), and the
         text's SHA-256.
     """
-    count = {"read": 0, "kept": 0, "left_out": {}, "first_left_out": {}}
+    count: dict = {"read": 0, "kept": 0, "left_out": {}, "first_left_out": {}}
     text, writer = hashlib.sha256(), _PairWriter(path, tokenizer.vocab_size)
     try:
         for piece in _pieces_of(pairs):
@@ -470,7 +476,8 @@ def _write_prepared(
     threads = threads or os.cpu_count() or 1
     fold = settings.get("fold", False)
     streams = {s: _PairStream(corpus, s, fold) for s in ("train", "valid")}
-    texts, size = dict(streams), settings["max_pairs"]
+    texts: dict = dict(streams)
+    size = settings["max_pairs"]
     if size:
         fitting = _within(streams["train"], settings["max_words"])
         texts["train"] = _sample_pairs(fitting, size, settings["seed"])
@@ -505,7 +512,7 @@ def _warn_of_text(streams: dict, data: dict) -> None:
     """Warn of many lines that cannot be read, and of few pairs to validate on."""
     table = _user_files(data["corpus"])
     for stream in streams.values() if "valid" in table else [streams["train"]]:
-        if stream.report:
+        if not stream.known:
             stream.report.check(bad="drop")
     few = data["valid"]["kept"]
     if few < 30 and table and "valid" not in table:
@@ -545,8 +552,8 @@ def _input_files(corpus) -> dict[str, dict]:
     """Size and SHA-256 of each of a user's files, as far as they are there."""
     table = _user_files(corpus)
     paths = chain.from_iterable(table.get(split) or [] for split in ("train", "valid"))
-    paths = [_split_member(Path(path).expanduser())[0] for path in paths]
-    return {str(path): file_record(path) for path in paths if path.is_file()}
+    files = [_split_member(Path(path).expanduser())[0] for path in paths]
+    return {str(file): file_record(file) for file in files if file.is_file()}
 
 
 def _changed_files(prepared: Prepared, corpus) -> str:

@@ -11,7 +11,7 @@ __all__ = ['EXPORTS', 'export_model', 'need_packages', 'unseen_sentences', 'prov
 import functools
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +68,7 @@ def export_model(
     from transformer_lib.export.onnx import _export_onnx, _graphs_of
 
     graphs = functools.cache(lambda: _graphs_of(model))  # once for both of ONNX
+    writers: dict[str, Callable]
     writers = {"marian": lambda to: _export_marian(model, tokenizer, to)}
     for kind, int8 in (("onnx", False), ("onnx-int8", True)):
         writers[kind] = lambda to, int8=int8: _export_onnx(

@@ -286,8 +286,8 @@ def load_checkpoint(
         except DamagedFile as error:
             errors.append(str(error))
             continue
-        for error in errors:
-            warnings.warn(f"{error} Going on from {file}.", stacklevel=2)
+        for said in errors:
+            warnings.warn(f"{said} Going on from {file}.", stacklevel=2)
         if at.optimizer != kind:
             raise ValueError(
                 f"{file} holds the state of {at.optimizer}, and this run has {kind}: "
@@ -322,8 +322,9 @@ def _check_state(tensors: dict, model: nn.Module, optimizer, file: Path) -> None
             for key in ("step", "exp_avg", "exp_avg_sq"):
                 value = tensors.get(f"adam.{key}.{name}")
                 shape = torch.Size() if key == "step" else parameter.shape
-                there = value is not None and value.is_floating_point()
-                if not there or value.shape != shape:
+                if value is None or not value.is_floating_point():
+                    odd.append(f"adam.{key}.{name}")
+                elif value.shape != shape:
                     odd.append(f"adam.{key}.{name}")
     if odd:
         raise DamagedFile(
@@ -347,10 +348,10 @@ def _put_back(tensors: dict, model: nn.Module, optimizer, rank: int) -> None:
         if state:
             optimizer.state[parameter] = state
     device, mine = next(model.parameters()).device, f".{rank}" if rank else ""
-    if (state := tensors.get("rng" + mine)) is not None:
-        torch.set_rng_state(state)
-    if device.type == "cuda" and (state := tensors.get("cuda_rng" + mine)) is not None:
-        torch.cuda.set_rng_state(state, device)
+    if (rng := tensors.get("rng" + mine)) is not None:
+        torch.set_rng_state(rng)
+    if device.type == "cuda" and (rng := tensors.get("cuda_rng" + mine)) is not None:
+        torch.cuda.set_rng_state(rng, device)
 
 # %% ../../notebooks/13_runs.ipynb #89315432
 def _keep_step(run_dir: Path, weights: dict, at: Progress, keep_last: int) -> None:

@@ -162,8 +162,8 @@ def _opened(
     if needed is not None:
         read_manifest(folder, needed)
     paths = folder / "recipe.json", folder / "about.json"
-    recipe, about = map(read_json, paths)
-    recipe, about = Recipe.of(recipe, str(paths[0])), _checked_about(about, paths[1])
+    recipe = Recipe.of(read_json(paths[0]), str(paths[0]))
+    about = _checked_about(read_json(paths[1]), paths[1])
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
     model = Transformer(TransformerConfig(tokenizer.vocab_size, **recipe.model))
     return recipe, about, tokenizer, model
@@ -224,8 +224,8 @@ def _chosen_weights(run_dir: Path, weights: str | Path) -> tuple[dict, dict]:
     if weights == "average":
         files = _checkpoint_files(run_dir)
         return average_checkpoints(files), {"averaged": [_step_of(p) for p in files]}
-    named = {name: run_dir / f"{name}.safetensors" for name in ("best", "last")}
-    path = Path(named.get(weights, weights))
+    kept = weights in ("best", "last")
+    path = run_dir / f"{weights}.safetensors" if kept else Path(weights)
     tensors, record = _load_tensors(path)
     inside = {n[6:]: t for n, t in tensors.items() if n.startswith("model.")}
     if inside:  # a checkpoint: its last validation is what the weights are known by
@@ -399,7 +399,7 @@ def _save_pretrained(
     """Write the model with all that is needed to use it: what is shipped or shared."""
     folder = Path(folder)
     _check_model_folder(folder)
-    weights = dict(run.model.named_parameters())
+    weights: dict = dict(run.model.named_parameters())
     if half:
         weights = {name: tensor.detach().half() for name, tensor in weights.items()}
     if not all(tensor.isfinite().all() for tensor in weights.values()):

@@ -161,12 +161,11 @@ def _find_recipe(name_or_path: str | Path):
     Raises:
         ValueError: If there is none.
     """
+    folder = resources.files("transformer_lib") / "recipes"
+    path = folder / f"{name_or_path}.toml"
     if Path(name_or_path).suffix == ".toml":
         path = Path(name_or_path)
-    else:
-        path = resources.files("transformer_lib") / "recipes" / f"{name_or_path}.toml"
     if not path.is_file():
-        folder = resources.files("transformer_lib") / "recipes"
         known = sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
         raise ValueError(
             f"no recipe {str(name_or_path)!r}: give a TOML file or one of {known}."

@@ -453,7 +453,7 @@ def _other_rngs(model: Transformer, team: Team) -> list[dict]:
     """Random states of processes 1 and up, for process 0 to save."""
     if team.size == 1:
         return []
-    states = [None] * team.size
+    states: list[dict] = [{}] * team.size
     mine = _random_states(next(model.parameters()).device)
     dist.all_gather_object(states, {name: s.tolist() for name, s in mine.items()})
     return [{name: torch.tensor(s, dtype=torch.uint8) for name, s in each.items()}
