@@ -121,7 +121,7 @@ _NEVER_SAID = (PAD, BOS)  # they are no words
 
 
 @torch.inference_mode()
-def greedy_search(
+def greedy_search(  # type: ignore[return]
     steps: "FullSteps | CachedSteps",
     limits: Tensor,
     choose: Callable[[Tensor], Tensor] | None = None,
@@ -188,7 +188,8 @@ class CachedSteps:
     """
 
     def __init__(self, model: Transformer, src_ids: Tensor):
-        self.model, self.layers, self.length = model, model.decoder.layers, 0
+        self.model, self.length = model, 0
+        self.layers: Sequence = [*model.decoder.layers]
         src_ids = src_ids.to(model.device)
         memory = model.encode(src_ids)  # (B, S, D)
         self.source = [
@@ -339,7 +340,8 @@ class _NoRepeat:
     """
 
     def __init__(self, steps, n: int):
-        self.steps, self.n, self.ids = steps, n, None
+        self.steps, self.n = steps, n
+        self.ids: Tensor | None = None
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """As :meth:`FullSteps.step`."""
