@@ -23,7 +23,7 @@ from torch import Tensor
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import _hash_pairs
-from transformer_lib.encoder import _mean_cosines
+from transformer_lib.encoder import mean_cosines
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import Run
 from transformer_lib.storage import write_json
@@ -50,7 +50,7 @@ def by_layer(model, sources: list[list[int]]) -> list[float]:
             seen.clear()
             model.encode(torch.tensor([ids]))
             for place, x in enumerate(seen):
-                totals[place] += _mean_cosines(x, torch.ones(x.shape[:2])).item()
+                totals[place] += mean_cosines(x, torch.ones(x.shape[:2])).item()
     finally:
         for hook in hooks:
             hook.remove()

@@ -27,7 +27,7 @@ from transformer_lib.corpora.known import _hash_pairs
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.fine_tuning import fine_tuning_recipe, mix_pairs
 from transformer_lib.runs import Run, load_pretrained, train
-from transformer_lib.runs.checkpoints import _checkpoint_files, _step_of
+from transformer_lib.runs.checkpoints import checkpoint_files, step_of
 from transformer_lib.storage import whole_file, write_json
 from transformer_lib.training import validation_loss
 from transformer_lib.translator import Translator
@@ -120,10 +120,10 @@ def run(asked: argparse.Namespace) -> dict:
     model, tokenizer, about = load_pretrained(asked.start, asked.device)
     before = scored(model, tokenizer, about, tests)
     curve = []
-    for path in _checkpoint_files(asked.run_dir / "run"):
+    for path in checkpoint_files(asked.run_dir / "run"):
         part = Run.load(asked.run_dir / "run", asked.device, path)
         losses = {n: loss_of(part.model, tokenizer, p) for n, p in tests.items()}
-        curve.append({"step": _step_of(path), **losses})
+        curve.append({"step": step_of(path), **losses})
     last = Run.load(asked.run_dir / "run", asked.device, "last")
     after = scored(last.model, tokenizer, about, tests)
     start = Path(asked.start).name

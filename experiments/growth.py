@@ -18,7 +18,7 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import Run, average_checkpoints
-from transformer_lib.runs.checkpoints import _load_weights, _step_files
+from transformer_lib.runs.checkpoints import _step_files, load_weights
 from transformer_lib.storage import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ def main() -> None:
         name = f"{name}, beam {beam_size}"
         if name in record["scores"]:
             return
-        _load_weights(run.model, average_checkpoints(files))
+        load_weights(run.model, average_checkpoints(files))
         outputs = translate(list(sources), beam_size=beam_size)
         bleu = sacre_bleu(outputs, references)
         record["scores"][name] = {

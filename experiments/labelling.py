@@ -38,9 +38,9 @@ from transformer_lib.runs import (
 from transformer_lib.runs.checkpoints import (
     _drop_steps,
     _keep_step,
-    _load_weights,
     _step_files,
-    _step_of,
+    load_weights,
+    step_of,
 )
 from transformer_lib.storage import write_json
 
@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> None:
     recipe, device = Recipe.load(given.recipe), default_device(given.device)
     run = Trainer(recipe, given.run, device, given.some)
     run.train()
-    _load_weights(run.model, average_checkpoints(given.run))
+    load_weights(run.model, average_checkpoints(given.run))
     development = run.score(run.few)[0]
     bank = load_trees(recipe.corpus.partition("+")[0], "test")
     trees = bank.trees[:: given.every]
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
         "passes": run.at.tokens / sum(words),
         "seconds": run.at.seconds,
         "f1": scores["f1"],
-        "weights": {"averaged": [_step_of(path) for path in _step_files(given.run)]},
+        "weights": {"averaged": [step_of(path) for path in _step_files(given.run)]},
         "scores": {"all": {"value": scores["f1"]} | scores},
         "development": {"trees": len(run.few), "every": given.some} | development,
         "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every},

@@ -23,10 +23,10 @@ from transformer_lib.machine import default_device
 from transformer_lib.parsing import train_parser
 from transformer_lib.runs import Recipe
 from transformer_lib.runs.checkpoints import (
-    _load_weights,
     _step_files,
-    _step_of,
     _weights_in,
+    load_weights,
+    step_of,
 )
 from transformer_lib.storage import write_json
 
@@ -53,8 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
     pairs = some_of(load_corpus(corpus, "valid").pairs, SENTENCES)
     curve = []
     for file in _step_files(given.run_dir):
-        _load_weights(run.model, _weights_in(file))
-        point = measure(run, pairs) | {"updates": _step_of(file)}
+        load_weights(run.model, _weights_in(file))
+        point = measure(run, pairs) | {"updates": step_of(file)}
         record = {key: point.pop(key) for key in ("recipe", "data")}
         curve.append(point)
         print(point, flush=True)

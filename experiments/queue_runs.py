@@ -35,7 +35,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_lib.corpora.downloads import _cache_folder
+from transformer_lib.corpora.downloads import cache_folder
 from transformer_lib.storage import claimed, whole_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -267,7 +267,7 @@ def main() -> int:
         help="run the code as it stands here, not from a commit",
     )
     asked = parser.parse_args()
-    default = _cache_folder() / "runs"
+    default = cache_folder() / "runs"
     runs = Path(os.environ.get("TRANSFORMER_LIB_RUNS", default)).resolve()
     runs.mkdir(parents=True, exist_ok=True)
     todo = read_jobs(asked.queue, runs, asked.device, asked.groups)

@@ -29,7 +29,7 @@ from transformer_lib.looking_inside import attention_weights
 from transformer_lib.looking_inside.weights import _merge_words, _word_groups
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import load_pretrained
-from transformer_lib.runs.folder import _find_pretrained
+from transformer_lib.runs.folder import find_pretrained
 from transformer_lib.tokenizer import BOS, EOS
 
 OUT = Path(__file__).resolve().parents[1] / "transformer_lib/evidence/sentence.json"
@@ -244,7 +244,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     record = sentence_record(*load_pretrained(MODEL, "cpu"))
-    weights = _find_pretrained(MODEL) / "weights.safetensors"
+    weights = find_pretrained(MODEL) / "weights.safetensors"
     record["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
     record["environment"] = environment_record()
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))

@@ -33,7 +33,7 @@ from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import Progress, Recipe, load_checkpoint, save_checkpoint
-from transformer_lib.runs.checkpoints import _load_tensors, _load_weights, _save_tensors
+from transformer_lib.runs.checkpoints import load_tensors, load_weights, save_tensors
 from transformer_lib.runs.setup import _data_record, _ready_data
 from transformer_lib.runs.trainer import _rate_at
 from transformer_lib.storage import write_json
@@ -139,7 +139,7 @@ def trained(kind: str, recipe: Recipe, run_dir: Path, budgets: dict, longest: in
         }
         at.history.append(before)
         weights = dict(model.named_parameters())
-        _save_tensors(run_dir / f"step-{at.step:06d}.safetensors", weights, before)
+        save_tensors(run_dir / f"step-{at.step:06d}.safetensors", weights, before)
         save_checkpoint(last, model, optimizer, at)
         print(
             f"{at.step:,} updates, {before['core_seconds']:,.0f} s, validation "
@@ -174,7 +174,7 @@ def run(kind: str, recipe: Recipe, asked: argparse.Namespace) -> dict:
     for name, budget in budgets.items():
         row = next(row for row in at.history if row[name] >= budget)
         file = asked.run_dir / f"step-{row['step']:06d}.safetensors"
-        _load_weights(model, _load_tensors(file)[0])
+        load_weights(model, load_tensors(file)[0])
         at_budget[name] = row | scores_of(model, ready.tokenizer, pairs)
     return record | {"split": "test", "sentences": len(pairs), "at": at_budget}
 

@@ -3,14 +3,14 @@
 import numpy as np
 
 from transformer_lib.batches import TokenPairs
-from transformer_lib.batches.plan import _flatten
+from transformer_lib.batches.plan import flatten
 
 V = 50
 
 
 def token_pairs(rows):
     source, target = zip(*rows, strict=True)
-    return TokenPairs(*_flatten(source, V), *_flatten(target, V))
+    return TokenPairs(*flatten(source, V), *flatten(target, V))
 
 
 def some_pairs(n=200, seed=0, longest=30):

@@ -22,7 +22,7 @@ from transformer_lib import ablations
 from transformer_lib.ablations import (
     _CLAIMS,
     _PAPER_BASE,
-    _ROWS,
+    ROWS,
     TABLE3,
     Row,
     _bootstrap_agreement,
@@ -37,11 +37,11 @@ from transformer_lib.ablations import (
     _scaled,
     _sign_agreement,
     _t_quantile,
-    _table_text,
     _within_t,
     ablate,
     compare,
     table,
+    table_text,
     variation,
 )
 from transformer_lib.batches import Prepared, prepare
@@ -124,8 +124,8 @@ def test_every_row_is_the_papers(printed):
 
 def test_there_are_twenty_rows_and_pre_norm():
     assert list(TABLE3) == [row[0] for row in PRINTED]
-    assert list(_ROWS) == [*TABLE3, "pre-norm"]
-    assert variation(paper_recipe(), _ROWS["pre-norm"]).model["norm_first"] is True
+    assert list(ROWS) == [*TABLE3, "pre-norm"]
+    assert variation(paper_recipe(), ROWS["pre-norm"]).model["norm_first"] is True
 
 
 def test_row_a_keeps_the_computation_and_the_parameters():
@@ -136,10 +136,10 @@ def test_row_a_keeps_the_computation_and_the_parameters():
         assert TransformerConfig(1000, **model).num_parameters() == count
 
 
-@pytest.mark.parametrize("key", _ROWS)
+@pytest.mark.parametrize("key", ROWS)
 def test_rows_keep_their_proportion_in_a_small_base(key):
-    small = variation(Recipe.load("table3-small"), _ROWS[key]).model
-    paper = variation(paper_recipe(), _ROWS[key]).model
+    small = variation(Recipe.load("table3-small"), ROWS[key]).model
+    paper = variation(paper_recipe(), ROWS[key]).model
     config = TransformerConfig(100, **small)
     full = TransformerConfig(100, **paper)
     assert config.num_layers / 3 == full.num_layers / 6
@@ -156,10 +156,10 @@ def test_rows_keep_their_proportion_in_a_small_base(key):
     Transformer(config)  # can be built
 
 
-@pytest.mark.parametrize("key", [key for key in _ROWS if key != "A1"])
+@pytest.mark.parametrize("key", [key for key in ROWS if key != "A1"])
 def test_every_row_comes_out_whole_in_the_replica(key):
     base = Recipe.load("table3-replica")
-    made = variation(base, _ROWS[key]).model
+    made = variation(base, ROWS[key]).model
     heads, d_k = made["num_heads"], made["d_k"]
     if key.startswith("A"):  # the computation of all heads together stays the same
         assert heads * d_k == 64 and heads == int(key[1:]) // 2
@@ -167,7 +167,7 @@ def test_every_row_comes_out_whole_in_the_replica(key):
 
 
 def test_one_head_takes_the_width_of_all():
-    made = variation(Recipe.load("table3-replica"), _ROWS["A1"]).model
+    made = variation(Recipe.load("table3-replica"), ROWS["A1"]).model
     assert (made["num_heads"], made["d_k"], made["d_v"]) == (1, 64, 64)
 
 
@@ -385,7 +385,7 @@ def test_table_over_seeds():
     assert lines[0]["perplexity"] == 11.0 and lines[0]["bleu"] == 6.0
     assert lines[0]["perplexity_spread"] == pytest.approx(math.sqrt(2))
     assert math.isnan(lines[1]["perplexity_spread"]) and lines[1]["seeds"] == 1
-    text = _table_text(lines)
+    text = table_text(lines)
     assert "11.00 ± 1.41" in text and "4.92   25.8" in text
     widths = {len(line) for line in text.splitlines()[2:]}
     assert len(widths) == 1  # the columns are straight

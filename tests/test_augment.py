@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from transformer_lib.batches import PairText, tokenize_pairs, vary_pairs
-from transformer_lib.batches.augment import _KINDS
+from transformer_lib.batches.augment import COPIES
 from transformer_lib.runs import Recipe
 from transformer_lib.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ def copies(kind, number=400, pairs=PAIRS):
     rng, made = random.Random(7), []
     while len(made) < number:
         pair = rng.choice(pairs)
-        if new := _KINDS[kind](pair, TEXT, rng):
+        if new := COPIES[kind](pair, TEXT, rng):
             assert new != pair and len(new) == 2 and all(map(str.strip, new))
             made.append((pair, new))
     return made

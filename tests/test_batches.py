@@ -23,11 +23,11 @@ from transformer_lib.batches import (
 from transformer_lib.batches.plan import (
     _fill,
     _fill_rows,
-    _flatten,
     _id_type,
-    _join_pairs,
-    _rename_pairs,
     _same_names,
+    flatten,
+    join_pairs,
+    rename_pairs,
 )
 from transformer_lib.corpora import grammar_split
 from transformer_lib.exercises.batches import (
@@ -77,18 +77,18 @@ def test_index_out_of_range():
 )
 def test_the_smallest_type_that_holds_the_vocabulary(size, wanted):
     assert _id_type(size) == np.dtype(wanted)
-    flat, _ = _flatten([[size - 1, 0]], size)
+    flat, _ = flatten([[size - 1, 0]], size)
     assert flat.tolist() == [size - 1, 0] and flat.dtype == np.dtype(wanted)
 
 
 @pytest.mark.parametrize("wrong", [-1, 70_000, 2**40])
 def test_an_id_outside_the_vocabulary_is_named_not_wrapped(wrong):
     with pytest.raises(ValueError, match=f"row 1 has the id {wrong}: .* 0 to 65535"):
-        _flatten([[5], [7, wrong], [8]], 65_536)
+        flatten([[5], [7, wrong], [8]], 65_536)
 
 
 def test_flatten_of_nothing():
-    flat, offsets = _flatten([], 10)
+    flat, offsets = flatten([], 10)
     assert len(flat) == 0 and offsets.tolist() == [0]
 
 
@@ -182,7 +182,7 @@ def test_little_padding():
 
 
 def test_no_pairs_no_batches():
-    empty = TokenPairs(*_flatten([], V), *_flatten([], V))
+    empty = TokenPairs(*flatten([], V), *flatten([], V))
     assert plan_batches(empty, 10) == []
 
 
@@ -387,8 +387,8 @@ def test_check_where_names(wrong, said):
 def test_joined_pairs_come_after_the_pairs_and_keep_their_sides_together():
     rows = [[10 + i] * (1 + i % 4) for i in range(40)]
     targets = [[60 + i] * (1 + i % 3) for i in range(40)]
-    pairs = TokenPairs(*_flatten(rows, 200), *_flatten(targets, 200))
-    joined = _join_pairs(pairs, share=0.5, max_length=9, seed=3)
+    pairs = TokenPairs(*flatten(rows, 200), *flatten(targets, 200))
+    joined = join_pairs(pairs, share=0.5, max_length=9, seed=3)
     assert 40 < len(joined) <= 60
     for i in range(40):
         assert [list(side) for side in joined[i]] == [rows[i], targets[i]]
@@ -397,11 +397,11 @@ def test_joined_pairs_come_after_the_pairs_and_keep_their_sides_together():
         parts = list(dict.fromkeys(source))  # in order; one twice in a row looks single
         assert [j + 50 for j in parts] == list(dict.fromkeys(target))
         assert 1 <= len(parts) <= 3 and max(len(source), len(target)) <= 9
-    again = _join_pairs(pairs, share=0.5, max_length=9, seed=3)
+    again = join_pairs(pairs, share=0.5, max_length=9, seed=3)
     assert all(map(np.array_equal, vars(again).values(), vars(joined).values()))
-    assert _join_pairs(pairs, share=0, max_length=9) is pairs
+    assert join_pairs(pairs, share=0, max_length=9) is pairs
     with pytest.raises(ValueError, match="share=-1"):
-        _join_pairs(pairs, share=-1, max_length=9)
+        join_pairs(pairs, share=-1, max_length=9)
 
 
 NAMED = [
@@ -440,7 +440,7 @@ def test_which_names_stand_on_both_sides():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_made_up_name_stands_on_both_sides_and_nothing_else_changes(named, seed):
     pairs, tokenizer = named
-    more = _rename_pairs(pairs, tokenizer, share=20, max_length=60, seed=seed)
+    more = rename_pairs(pairs, tokenizer, share=20, max_length=60, seed=seed)
     assert len(more) == len(pairs) + 20 * len(pairs)
     for i in range(len(pairs)):
         assert [side.tolist() for side in more[i]] == [s.tolist() for s in pairs[i]]
@@ -457,21 +457,21 @@ def test_a_made_up_name_stands_on_both_sides_and_nothing_else_changes(named, see
         assert all(w[0].isupper() or w.isdigit() for w in fits[0][1])
         seen.add(fits[0][:2])
     assert {k for k, _ in seen} == {0, 1, 2, 3} and len(seen) > 80
-    again = _rename_pairs(pairs, tokenizer, share=20, max_length=60, seed=seed)
+    again = rename_pairs(pairs, tokenizer, share=20, max_length=60, seed=seed)
     assert all(map(np.array_equal, vars(again).values(), vars(more).values()))
 
 
 def test_where_there_is_nothing_to_rename(named):
     pairs, tokenizer = named
-    assert _rename_pairs(pairs, tokenizer, share=0, max_length=60) is pairs
+    assert rename_pairs(pairs, tokenizer, share=0, max_length=60) is pairs
     with pytest.raises(ValueError, match="share=-1"):
-        _rename_pairs(pairs, tokenizer, share=-1, max_length=60)
-    short = _rename_pairs(pairs, tokenizer, share=1, max_length=1)
+        rename_pairs(pairs, tokenizer, share=-1, max_length=60)
+    short = rename_pairs(pairs, tokenizer, share=1, max_length=1)
     assert all(map(np.array_equal, vars(short).values(), vars(pairs).values()))
     plain = tokenize_pairs(NAMED[4:], tokenizer)
-    assert _rename_pairs(plain, tokenizer, 1, 60) is plain
+    assert rename_pairs(plain, tokenizer, 1, 60) is plain
     paris = tokenize_pairs([("Paris", "Paris"), ("R2D2 sees", "R2D2 sieht")], tokenizer)
-    found = _rename_pairs(paris, tokenizer, 10, 60)  # no name that may end a name
+    found = rename_pairs(paris, tokenizer, 10, 60)  # no name that may end a name
     for i in range(2, 22):
         assert re.match(r"[A-Z]{2,4}\b|Tom", tokenizer.decode(found[i][0].tolist()))
 

@@ -17,7 +17,7 @@ train = small_runs.train
 
 def test_shared_matrix_is_stored_once(train, tmp_path):
     train(tiny(), tmp_path)
-    tensors, _ = checkpoints._load_tensors(tmp_path / "best.safetensors")
+    tensors, _ = checkpoints.load_tensors(tmp_path / "best.safetensors")
     rows = [name for name, t in tensors.items() if t.shape == (VOCABULARY, 32)]
     assert rows == ["src_embedding.weight"]
 
@@ -25,10 +25,10 @@ def test_shared_matrix_is_stored_once(train, tmp_path):
 def test_weights_of_another_model_are_refused(model):
     other = Transformer(TransformerConfig(VOCABULARY, **SMALL | {"num_layers": 2}))
     with pytest.raises(ValueError, match="of another model"):
-        checkpoints._load_weights(model, dict(other.named_parameters()))
+        checkpoints.load_weights(model, dict(other.named_parameters()))
     wide = Transformer(TransformerConfig(VOCABULARY + 1, **SMALL))
     with pytest.raises(ValueError, match=r"\(341, 32\).*\(340, 32\)"):
-        checkpoints._load_weights(model, dict(wide.named_parameters()))
+        checkpoints.load_weights(model, dict(wide.named_parameters()))
 
 
 def test_only_the_last_steps_are_kept(train, tmp_path):
@@ -55,11 +55,11 @@ def test_average_of_copies_is_the_copy(train, tmp_path):
 def test_average_is_torchs_mean(train, tmp_path):
     train(tiny(), tmp_path)
     files = checkpoints._step_files(tmp_path)
-    assert [checkpoints._step_of(path) for path in files] == [2, 4, 6]
+    assert [checkpoints.step_of(path) for path in files] == [2, 4, 6]
     asked = (None, None, files), (2, None, files[1:]), (5, 4, files[2:])
     for last, after, chosen in asked:
         mean = average_checkpoints(tmp_path, last=last, after=after)
-        parts = [checkpoints._load_tensors(path)[0] for path in chosen]
+        parts = [checkpoints.load_tensors(path)[0] for path in chosen]
         for name, tensor in mean.items():
             wanted = torch.stack([part[name] for part in parts]).mean(dim=0)
             torch.testing.assert_close(tensor, wanted, atol=1e-7, rtol=1e-6)
@@ -69,7 +69,7 @@ def test_average_is_torchs_mean(train, tmp_path):
 
 def test_average_of_halves_is_summed_wider(tmp_path):
     for i in range(4):
-        checkpoints._save_tensors(
+        checkpoints.save_tensors(
             tmp_path / f"step-{i:06d}.safetensors",
             {"w": torch.full((3,), 40000.0, dtype=torch.float16)},
             {},
@@ -81,7 +81,7 @@ def test_average_of_halves_is_summed_wider(tmp_path):
 def test_checkpoints_of_two_models_are_not_averaged(tmp_path):
     for name, width in ("a", 3), ("b", 4):
         path = tmp_path / f"{name}.safetensors"
-        checkpoints._save_tensors(path, {"w": torch.zeros(width)}, {})
+        checkpoints.save_tensors(path, {"w": torch.zeros(width)}, {})
     with pytest.raises(ValueError, match=r"different models: 'w' has shape \(3,\)"):
         average_checkpoints([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
 
@@ -102,12 +102,12 @@ def test_the_files_are_those_of_the_safetensors_library(tmp_path, dtype):
     tensors = {f"{n} {dtype}": t.to(dtype) for n, t in tensors.items()} | tensors
     tensors["turned"] = torch.rand(3, 4).T
     path = tmp_path / "x.safetensors"
-    checkpoints._save_tensors(path, tensors, {"step": 3, "who": "Jürgen"})
+    checkpoints.save_tensors(path, tensors, {"step": 3, "who": "Jürgen"})
     found = load_file(path)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
-    assert checkpoints._load_tensors(path)[1] == {"step": 3, "who": "Jürgen"}
+    assert checkpoints.load_tensors(path)[1] == {"step": 3, "who": "Jürgen"}
 
 
 def test_every_bit_of_a_file_of_tensors_counts(tmp_path):
@@ -115,14 +115,14 @@ def test_every_bit_of_a_file_of_tensors_counts(tmp_path):
     path = tmp_path / "x.safetensors"
     record = {"step": 600, "seconds": 1.5, "history": [{"valid_loss": 2.0}]}
     tensors = {"w": torch.arange(4.0), "rng": torch.arange(3, dtype=torch.uint8)}
-    checkpoints._save_tensors(path, tensors, record)
+    checkpoints.save_tensors(path, tensors, record)
     whole = path.read_bytes()
     for i in range(len(whole) * 8):
         harmed = bytearray(whole)
         harmed[i // 8] ^= 1 << i % 8
         path.write_bytes(harmed)
         try:
-            got, said = checkpoints._load_tensors(path)
+            got, said = checkpoints.load_tensors(path)
         except checkpoints.DamagedFile:
             continue
         assert said == record and got.keys() == tensors.keys(), i
@@ -133,7 +133,7 @@ def test_no_pickle_is_read(tmp_path):
     path = tmp_path / "best.safetensors"
     torch.save({"w": torch.zeros(3)}, path)
     with pytest.raises(checkpoints.DamagedFile, match="best.safetensors is damaged"):
-        checkpoints._load_tensors(path)
+        checkpoints.load_tensors(path)
 
 
 def test_the_random_state_of_a_gpu_is_that_of_the_models_own(monkeypatch):

@@ -29,7 +29,7 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.export import exporter
 from transformer_lib.parsing import read_trees
 from transformer_lib.runs import Recipe, Run
-from transformer_lib.runs.checkpoints import _load_tensors, _save_tensors
+from transformer_lib.runs.checkpoints import load_tensors, save_tensors
 from transformer_lib.runs.setup import _check_prepared
 from transformer_lib.storage import whole_file, write_manifest
 from transformer_lib.translator import Translator
@@ -874,9 +874,9 @@ def test_weights_of_integers_are_refused(at, capsys, tmp_path):
     assert main(["average", str(run), "--last", "2", "--out", str(mine)]) == 0
     steps = sorted(run.glob("step-*.safetensors"))
     for path in (mine / "weights.safetensors", *steps):
-        tensors, record = _load_tensors(path)
+        tensors, record = load_tensors(path)
         whole = {name: (9 * tensor).int() for name, tensor in tensors.items()}
-        _save_tensors(path, whole, record)
+        save_tensors(path, whole, record)
     for folder in {path.parent for path in (mine / "about.json", *steps)}:
         write_manifest(folder)
     capsys.readouterr()

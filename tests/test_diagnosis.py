@@ -38,7 +38,7 @@ from transformer_lib.figures.diagnosis import plot_curves, plot_findings
 from transformer_lib.multihead import use_attention
 from transformer_lib.objective import noam_lr
 from transformer_lib.runs import Recipe, Run, load_pretrained, read_evidence, train
-from transformer_lib.runs.checkpoints import _load_tensors, _save_tensors
+from transformer_lib.runs.checkpoints import load_tensors, save_tensors
 from transformer_lib.storage import write_manifest
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -226,11 +226,11 @@ def targets_said_twice(place, healthy):
 def resumed_without_its_decoder(place, healthy):
     folder = place / "run"
     shutil.copytree(healthy, folder)
-    tensors, record = _load_tensors(folder / "last.safetensors")
+    tensors, record = load_tensors(folder / "last.safetensors")
     for name, tensor in tensors.items():
         if name.startswith("model.decoder") and tensor.dim() > 1:
             tensor.normal_(std=0.2)
-    _save_tensors(folder / "last.safetensors", tensors, record)
+    save_tensors(folder / "last.safetensors", tensors, record)
     old = Run.load(healthy, "cpu").recipe
     train(replace(old, max_steps=350), folder, device="cpu", show=False)
     return folder
@@ -239,20 +239,20 @@ def resumed_without_its_decoder(place, healthy):
 def weights_that_are_no_numbers(place, healthy):
     folder = place / "run"
     shutil.copytree(healthy, folder)
-    tensors, record = _load_tensors(folder / "best.safetensors")
+    tensors, record = load_tensors(folder / "best.safetensors")
     next(iter(tensors.values()))[0] = torch.nan
-    _save_tensors(folder / "best.safetensors", tensors, record)
+    save_tensors(folder / "best.safetensors", tensors, record)
     return folder
 
 
 def numbers_too_large_for_float16(place, healthy):
     folder = place / "run"
     shutil.copytree(healthy, folder)
-    tensors, record = _load_tensors(folder / "best.safetensors")
+    tensors, record = load_tensors(folder / "best.safetensors")
     for name in ("w_1.weight", "w_1.bias"):
         tensors[f"encoder.layers.0.feed_forward.{name}"] *= 2.0**16
     tensors["encoder.layers.0.feed_forward.w_2.weight"] /= 2.0**16
-    _save_tensors(folder / "best.safetensors", tensors, record)
+    save_tensors(folder / "best.safetensors", tensors, record)
     settings = json.loads((folder / "recipe.json").read_text("utf-8"))
     text = json.dumps(settings | {"precision": "float16"})
     (folder / "recipe.json").write_text(text, "utf-8")
@@ -273,10 +273,10 @@ def rescaled(place, healthy, **changes):
     """The healthy run with some of its best weights multiplied."""
     folder = place / "run"
     shutil.copytree(healthy, folder)
-    tensors, record = _load_tensors(folder / "best.safetensors")
+    tensors, record = load_tensors(folder / "best.safetensors")
     for name, factor in changes.items():
         tensors[name.replace("__", ".")] *= factor
-    _save_tensors(folder / "best.safetensors", tensors, record)
+    save_tensors(folder / "best.safetensors", tensors, record)
     return folder
 
 
@@ -292,12 +292,12 @@ def a_word_too_large_in_the_training_text(place, healthy):
     text = [(f"{a} {a} {a} xyz", f"{b} {b} {b}"), *others]
     folder = made(place, text, max_steps=10, model={"tie_embeddings": False})
     run = Run.load(folder, "cpu")
-    tensors, record = _load_tensors(folder / "best.safetensors")
+    tensors, record = load_tensors(folder / "best.safetensors")
     valid = Prepared.load(folder / "data").valid
     used = {int(i) for row in range(len(valid)) for i in valid[row][0]}
     piece = next(i for i in run.tokenizer.encode("xyz") if i not in used)
     tensors["src_embedding.weight"][piece] = 1e38
-    _save_tensors(folder / "best.safetensors", tensors, record)
+    save_tensors(folder / "best.safetensors", tensors, record)
     return folder
 
 
@@ -305,10 +305,10 @@ def records_that_are_no_numbers(place, healthy):
     """As where training went on after a NaN: its best weights are good."""
     folder = place / "run"
     shutil.copytree(healthy, folder)
-    tensors, record = _load_tensors(folder / "last.safetensors")
+    tensors, record = load_tensors(folder / "last.safetensors")
     for row in record["history"][2:]:
         row["train_loss"] = row["valid_loss"] = math.nan
-    _save_tensors(folder / "last.safetensors", tensors, record)
+    save_tensors(folder / "last.safetensors", tensors, record)
     return folder
 
 

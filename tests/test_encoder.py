@@ -16,8 +16,8 @@ from transformer_lib.encoder import (
     EncoderLayer,
     FeedForward,
     Residual,
-    _mean_cosines,
     layer_norm,
+    mean_cosines,
     torch_names,
 )
 from transformer_lib.exercises.encoder import (
@@ -286,7 +286,7 @@ def test_mean_cosines_pair_by_pair():
     torch.manual_seed(0)
     x, lengths = torch.randn(4, 5, 8), torch.tensor([5, 3, 1, 0])
     real = torch.arange(5) < lengths[:, None]
-    found = _mean_cosines(x, real)
+    found = mean_cosines(x, real)
     cosine = torch.nn.functional.cosine_similarity
     for row, n in enumerate((5, 3)):
         two = itertools.permutations(x[row, :n], 2)
@@ -294,5 +294,5 @@ def test_mean_cosines_pair_by_pair():
         assert found[row].item() == pytest.approx(by_pair.mean().item(), abs=1e-6)
     assert found.shape == (2,)  # one place is no two
     same = x[:1, :1].expand(1, 4, 8)
-    one = _mean_cosines(same, real[:1, :4]).item()
+    one = mean_cosines(same, real[:1, :4]).item()
     assert one == pytest.approx(1, abs=1e-6)

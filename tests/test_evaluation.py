@@ -24,7 +24,6 @@ from transformer_lib.evaluation import (
     _chrf_counts,
     _chrf_from_counts,
     _split_at_hyphens,
-    _tokens_of,
     bleu,
     bootstrap_interval,
     chrf,
@@ -34,6 +33,7 @@ from transformer_lib.evaluation import (
     sacre_bleu,
     sentence_bleu,
     tokenized_bleu,
+    tokens_of,
 )
 from transformer_lib.exercises.evaluation import (
     check_brevity,
@@ -129,7 +129,7 @@ def test_text_scores_are_sacrebleus(corpus):
     hypotheses, references = map(list, zip(*corpus, strict=True))
     want = sacrebleu.corpus_bleu(hypotheses, [references]).score
     assert sacre_bleu(hypotheses, references).value == want
-    tokens = _tokens_of(hypotheses), _tokens_of(references)
+    tokens = tokens_of(hypotheses), tokens_of(references)
     assert bleu(*tokens, smooth="exp") == pytest.approx(want, abs=1e-9)
     for got, (hypothesis, reference) in zip(
         sentence_bleu(hypotheses, references), corpus, strict=True
@@ -168,7 +168,7 @@ def test_a_real_list_to_the_ninth_digit():
     references = [german for _, german in grammar_split("test")[:200]]
     hypotheses = noisy(references)
     want = sacrebleu.corpus_bleu(hypotheses, [references]).score
-    tokens = _tokens_of(hypotheses), _tokens_of(references)
+    tokens = tokens_of(hypotheses), tokens_of(references)
     assert 5 < want < 95
     assert abs(bleu(*tokens, smooth="exp") - want) < 1e-9
     pairs = zip(hypotheses, references, strict=True)

@@ -64,7 +64,7 @@ from transformer_lib.looking_inside import attention_weights
 from transformer_lib.runs import load_pretrained
 from transformer_lib.storage import write_manifest
 from transformer_lib.tokenizer import BOS, EOS, NORMALIZATIONS, PAD, Tokenizer
-from transformer_lib.transformer import Transformer, TransformerConfig, _normal_weights
+from transformer_lib.transformer import Transformer, TransformerConfig, normal_weights
 from transformer_lib.translator import Translator
 
 FEW = settings(max_examples=8)
@@ -625,7 +625,7 @@ def test_marian_begins_with_normal_weights():
 
     config = TransformerConfig(400, d_model=64, num_heads=4, num_layers=2, d_ff=96)
     model = Transformer(config)
-    _normal_weights(model, 0.02)
+    normal_weights(model, 0.02)
     ours, theirs = to_marian(model), MarianMTModel(_marian_config(config))
     for name, tensor in theirs.named_parameters():
         mine, its = (t.detach() for t in (ours.get_parameter(name), tensor))

@@ -46,7 +46,7 @@ from transformer_lib.looking_inside.heads import (
 )
 from transformer_lib.looking_inside.weights import _attentions
 from transformer_lib.runs import read_evidence
-from transformer_lib.runs.folder import _find_pretrained
+from transformer_lib.runs.folder import find_pretrained
 from transformer_lib.tokenizer import BOS, EOS
 from transformer_lib.transformer import Transformer, TransformerConfig
 
@@ -164,7 +164,7 @@ def test_the_record_says_what_the_chapter_says(trained):
     assert len(found) == len(record["rows"]) == 3 * L * (H + 1) * 3
     assert {"hardware", "commit", "date"} <= record["environment"].keys()
     assert record["command"] == heads._RECORD_COMMAND and record["seconds"] > 0
-    weights = _find_pretrained("tatoeba-en-de") / "weights.safetensors"
+    weights = find_pretrained("tatoeba-en-de") / "weights.safetensors"
     same = hashlib.sha256(weights.read_bytes()).hexdigest() == record["weights_sha256"]
     assert same, "The record is of another model: make it again."
     assert len(record["data"]["sha256"]) == 64 and record["seed"] == 0

@@ -61,7 +61,7 @@ def test_weights_equal_torch_s_own(norm_first):
     src_ids = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, EOS, PAD, PAD]])
     tgt_ids = torch.tensor([[BOS, 11, 12, 13], [BOS, 14, PAD, PAD]])
     got, compared = attention_weights(model, src_ids, tgt_ids), 0
-    for kind in looking_inside._KINDS:
+    for kind in looking_inside._STACKS:
         stack = twin.encoder if kind == "encoder" else twin.decoder
         name = "multihead_attn" if kind == "cross" else "self_attn"
         inputs = []

@@ -33,13 +33,13 @@ from transformer_lib.batches import (
     tokenize_pairs,
 )
 from transformer_lib.batches import prepared as room
-from transformer_lib.batches.plan import _flatten
+from transformer_lib.batches.plan import flatten
 from transformer_lib.batches.prepared import (
     _load_pairs,
     _PairWriter,
-    _pieces_of,
     _sample_pairs,
     _save_pairs,
+    pieces_of,
 )
 from transformer_lib.corpora import grammar_split
 from transformer_lib.decoding import Hypothesis
@@ -223,7 +223,7 @@ def test_reading_beyond_32_bits(tmp_path):
     assert path.stat().st_blocks * 512 < 1 << 20
     flat = np.memmap(path, np.uint16, "r")
     source = np.array([0, 2, 5, many - 3, many - 1, many], dtype=np.int64)
-    pairs = TokenPairs(flat, source, *_flatten([[4, 5]] * 5, V))
+    pairs = TokenPairs(flat, source, *flatten([[4, 5]] * 5, V))
     assert pairs[3][0].tolist() == [11, 12] and pairs[-1][0].tolist() == [13]
     batch = make_batch(pairs, [4, 3])
     assert batch.src_ids.tolist() == [[13, EOS, PAD], [11, 12, EOS]]
@@ -236,7 +236,7 @@ def test_reading_beyond_32_bits(tmp_path):
 @EASY
 def test_pieces_are_the_stream(texts, size):
     pairs = [(text, text) for text in texts]
-    pieces = list(_pieces_of(iter(pairs), size, characters=30))
+    pieces = list(pieces_of(iter(pairs), size, characters=30))
     assert [pair for piece in pieces for pair in piece] == pairs
     for piece in pieces:
         assert 0 < len(piece) <= size
@@ -339,8 +339,8 @@ def test_prepare_is_the_same_for_any_threads_and_pieces(
     kind, text, tmp_path, monkeypatch
 ):
     prepare(text, tmp_path / "one", 280, kind, threads=1, sample_size=700)
-    cut = room._pieces_of
-    monkeypatch.setattr(room, "_pieces_of", lambda pairs: cut(pairs, size=77))
+    cut = room.pieces_of
+    monkeypatch.setattr(room, "pieces_of", lambda pairs: cut(pairs, size=77))
     prepare(text, tmp_path / "two", 280, kind, threads=3, sample_size=700)
     assert snapshot(tmp_path / "one") == snapshot(tmp_path / "two")
 
@@ -483,7 +483,7 @@ def test_a_part_of_a_dead_process_is_swept_and_the_old_folder_brought_back(tmp_p
     _save_pairs(some_pairs(10), tmp_path / "pairs")
     (tmp_path / ".pairs.part" / "new").mkdir(parents=True)
     (tmp_path / ".pairs.part" / "new" / "half").write_text("x")
-    (tmp_path / ".pairs.part" / storage._MARK).touch()
+    (tmp_path / ".pairs.part" / storage._OWN_MARK).touch()
     os.rename(tmp_path / "pairs", tmp_path / ".pairs.part" / "old")
     with pytest.raises(KeyError), storage.whole_folder(tmp_path / "pairs"):
         raise KeyError
@@ -746,7 +746,7 @@ def test_what_a_killed_prepare_left_is_swept_by_the_next(text, tmp_path):
         for name in ("data", "other"):
             part = tmp_path / f".{name}.part"
             part.mkdir()
-            (part / storage._MARK).touch()
+            (part / storage._OWN_MARK).touch()
             (part / "new").mkdir()
         prepare(text, tmp_path / "data", vocab_size=300)
         assert not (tmp_path / ".data.part").exists()
@@ -951,8 +951,8 @@ import sys
 from transformer_lib.batches import prepared
 from transformer_lib.batches import prepare
 
-cut = prepared._pieces_of
-prepared._pieces_of = lambda pairs: cut(pairs, size=500)
+cut = prepared.pieces_of
+prepared.pieces_of = lambda pairs: cut(pairs, size=500)
 
 def peak():
     with open("/proc/self/status") as file:
@@ -986,7 +986,7 @@ def test_the_part_of_a_whole_folder_is_swept_where_nobody_works_in_it(tmp_path):
     (part / "notes").write_text("somebody's")
     storage.sweep_part(whole)
     assert (part / "notes").exists()  # not ours
-    (part / "notes").rename(part / storage._MARK)
+    (part / "notes").rename(part / storage._OWN_MARK)
     with storage.claimed(part, folder=True):
         storage.sweep_part(whole)
         assert (part / "old").exists()  # a process is at work

@@ -19,7 +19,7 @@ import pytest
 import torch
 from small_runs import without_times
 
-from transformer_lib.ablations import _ROWS
+from transformer_lib.ablations import ROWS
 from transformer_lib.command_line import main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.runs import Recipe, train, trainer
@@ -514,14 +514,14 @@ def test_little_text_runs_as_it_stands_in_the_queue(place):
 
 def test_the_predictions_are_of_rows_and_signs_of_the_paper():
     """A claim: a row with at least 0.035 in log perplexity, and the paper's sign."""
-    base = _ROWS["base"].perplexity
+    base = ROWS["base"].perplexity
     for key, sign in PREDICTED["claims"].items():
-        effect = math.log(_ROWS[key].perplexity / base)
+        effect = math.log(ROWS[key].perplexity / base)
         assert abs(effect) >= 0.035 and sign == math.copysign(1, effect), key
     for key in PREDICTED["equal"]["rows"]:
-        assert abs(math.log(_ROWS[key].perplexity / base)) < 0.035, key
+        assert abs(math.log(ROWS[key].perplexity / base)) < 0.035, key
     named = {"base", *PREDICTED["claims"], *PREDICTED["equal"]["rows"]}
-    assert named | set(PREDICTED["ours"]) == set(_ROWS)
+    assert named | set(PREDICTED["ours"]) == set(ROWS)
 
 
 def test_every_predicted_row_is_in_the_queue_often_enough():
@@ -530,6 +530,6 @@ def test_every_predicted_row_is_in_the_queue_often_enough():
     for group in (g for g in groups if g["name"] == "table3"):
         for row in group["each"]["row"]:
             seeds.setdefault(row, set()).update(group["each"]["seed"])
-    assert set(seeds) == set(_ROWS)
+    assert set(seeds) == set(ROWS)
     assert len(seeds["base"]) >= 4 and len(seeds["D-ls0.0"]) >= 4
     assert all(len(seeds[row]) >= 2 for row in PREDICTED["claims"])

@@ -17,7 +17,7 @@ from transformer_lib.runs import (
     load_pretrained,
     trainer,
 )
-from transformer_lib.runs.checkpoints import _load_tensors, _save_tensors
+from transformer_lib.runs.checkpoints import load_tensors, save_tensors
 from transformer_lib.runs.folder import _RUN_FILES
 from transformer_lib.storage import DamagedFile, write_json, write_manifest
 
@@ -86,9 +86,9 @@ def test_a_record_of_another_shape_is_refused(run_dir, data_dir, record, capsys)
     """In both checkpoints: a sentence by each reader, and whole weights still load."""
     for name in "last", "last.previous":
         path = run_dir / f"{name}.safetensors"
-        tensors, usual = _load_tensors(path)
+        tensors, usual = load_tensors(path)
         odd = usual | record if record and isinstance(record, dict) else record
-        _save_tensors(path, tensors, odd)
+        save_tensors(path, tensors, odd)
     with pytest.raises(ValueError, match="last.safetensors"):
         go_on(run_dir, data_dir)
     assert Run.load(run_dir, "cpu").record["step"] == 6
@@ -101,8 +101,8 @@ def test_a_record_of_another_shape_is_refused(run_dir, data_dir, record, capsys)
 
 def test_the_checkpoint_before_an_odd_one_is_taken(run_dir, data_dir):
     path = run_dir / "last.safetensors"
-    tensors, record = _load_tensors(path)
-    _save_tensors(path, tensors, record | {"history": [{"cake": 1}]})
+    tensors, record = load_tensors(path)
+    save_tensors(path, tensors, record | {"history": [{"cake": 1}]})
     with pytest.warns(UserWarning, match="last.safetensors is damaged.*history="):
         assert go_on(run_dir, data_dir).progress.step == 8
 
@@ -140,16 +140,16 @@ TENSORS = {
 def test_tensors_of_another_kind_are_refused(run_dir, data_dir, harm):
     for name in "last", "last.previous":
         path = run_dir / f"{name}.safetensors"
-        tensors, record = _load_tensors(path)
+        tensors, record = load_tensors(path)
         TENSORS[harm](tensors)
-        _save_tensors(path, tensors, record)
+        save_tensors(path, tensors, record)
     with pytest.raises(ValueError, match=r"\w+ \w+ \w+"):
         go_on(run_dir, data_dir)
 
 
 def test_weights_of_integers_are_neither_loaded_nor_averaged(made, run_dir, tmp_path):
     for path in run_dir.glob("*.safetensors"):
-        tensors, record = _load_tensors(path)
+        tensors, record = load_tensors(path)
         whole = {
             n: t.int()
             if n.startswith("model")
@@ -158,7 +158,7 @@ def test_weights_of_integers_are_neither_loaded_nor_averaged(made, run_dir, tmp_
             else t
             for n, t in tensors.items()
         }
-        _save_tensors(path, whole, record)
+        save_tensors(path, whole, record)
     said = "no weights of a model: .* is of torch.int32"
     for weights in "best", "last", "average":
         with pytest.raises(ValueError, match=said):
@@ -167,8 +167,8 @@ def test_weights_of_integers_are_neither_loaded_nor_averaged(made, run_dir, tmp_
         average_checkpoints(run_dir)
     shutil.copytree(made / "model", tmp_path / "model")
     path = tmp_path / "model" / "weights.safetensors"
-    tensors, record = _load_tensors(path)
-    _save_tensors(path, {n: t.long() for n, t in tensors.items()}, record)
+    tensors, record = load_tensors(path)
+    save_tensors(path, {n: t.long() for n, t in tensors.items()}, record)
     write_manifest(tmp_path / "model")
     with pytest.raises(ValueError, match="no weights of a model"):
         load_pretrained(tmp_path / "model", "cpu")
@@ -241,4 +241,4 @@ def test_steps_alone_can_be_averaged(run_dir):
     for name in "last", "last.previous":
         (run_dir / f"{name}.safetensors").unlink()
     (run_dir / min(STEPS)).unlink()
-    assert len(checkpoints._checkpoint_files(run_dir)) == 2
+    assert len(checkpoints.checkpoint_files(run_dir)) == 2

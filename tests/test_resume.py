@@ -16,7 +16,7 @@ from transformer_lib.batches import prepare
 from transformer_lib.corpora import grammar_split
 from transformer_lib.machine import Team
 from transformer_lib.runs import Recipe, Run, set_up, train
-from transformer_lib.runs.checkpoints import _load_tensors
+from transformer_lib.runs.checkpoints import load_tensors
 from transformer_lib.runs.folder import _RUN_FILES
 from transformer_lib.storage import DamagedFile, write_json, write_manifest
 from transformer_lib.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ def whole(corpus, data_dir, tmp_path_factory):
 
 def state(run_dir):
     """All tensors of the last checkpoint, random state included, and the losses."""
-    tensors, record = _load_tensors(run_dir / "last.safetensors")
+    tensors, record = load_tensors(run_dir / "last.safetensors")
     losses = [(h["step"], h["train_loss"], h["valid_loss"]) for h in record["history"]]
     return tensors, losses
 
@@ -203,7 +203,7 @@ def test_killed_again_and_again(kills, made, changes, corpus, data_dir, tmp_path
     for number in range(1, said["runs"] + 1):
         assert_same_run(tmp_path / "whole", tmp_path / str(number))
         one, two = (
-            _load_tensors(tmp_path / name / "last.safetensors")[1]
+            load_tensors(tmp_path / name / "last.safetensors")[1]
             for name in ("whole", str(number))
         )
         for known in ("scale", "steady", "skipped"):
@@ -221,7 +221,7 @@ def test_float16_goes_on_with_its_scale(corpus, data_dir, tmp_path):
     train(long, tmp_path / "parts", data_dir, show=False)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
     one, two = (
-        _load_tensors(tmp_path / name / "last.safetensors")[1]
+        load_tensors(tmp_path / name / "last.safetensors")[1]
         for name in ("whole", "parts")
     )
     assert one["steady"] == two["steady"] > 8 and one["scale"] == two["scale"]

@@ -371,10 +371,10 @@ def test_json_of_another_shape_is_named(given, tmp_path, content):
 
 
 def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
-    tensors, record = checkpoints._load_tensors(given / "run" / "best.safetensors")
+    tensors, record = checkpoints.load_tensors(given / "run" / "best.safetensors")
     name = next(iter(tensors))
     tensors[name][0] = math.nan
-    checkpoints._save_tensors(tmp_path / "nan.safetensors", tensors, record)
+    checkpoints.save_tensors(tmp_path / "nan.safetensors", tensors, record)
     with pytest.raises(ValueError, match=f"{name} holds weights that are not finite"):
         Run.load(given / "run", weights=tmp_path / "nan.safetensors")
 

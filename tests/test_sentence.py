@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformer_lib import hello
 from transformer_lib.figures.hello import attention_figure, read_weights
 from transformer_lib.runs import load_pretrained, read_evidence
-from transformer_lib.runs.folder import _find_pretrained
+from transformer_lib.runs.folder import find_pretrained
 
 AGAIN = "run experiments/sentence.py again"
 
@@ -35,7 +35,7 @@ def numbers(value, way=""):
 
 
 def test_the_record_is_what_the_shipped_model_gives(record):
-    weights = _find_pretrained(record["model"]) / "weights.safetensors"
+    weights = find_pretrained(record["model"]) / "weights.safetensors"
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     assert record["weights_sha256"] == digest, f"another model ships: {AGAIN}"
     model, tokenizer, about = load_pretrained(record["model"], "cpu")

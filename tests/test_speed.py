@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from transformer_lib import machine, speed
 from transformer_lib.batches import TokenPairs, make_batch
-from transformer_lib.batches.plan import _flatten
+from transformer_lib.batches.plan import flatten
 from transformer_lib.exercises.speed import (
     check_int8_product,
     check_overall,
@@ -35,7 +35,6 @@ from transformer_lib.speed import (
     _laps,
     _LiveMemory,
     _mean_loss,
-    _quantize_rows,
     _quantized,
     _ratio_interval,
     _Steps,
@@ -43,6 +42,7 @@ from transformer_lib.speed import (
     _training_flops,
     climb,
     matmul_ceiling,
+    quantize_rows,
     race,
 )
 from transformer_lib.tokenizer import EOS, PAD
@@ -60,7 +60,7 @@ def token_pairs(count, longest=9, seed=0):
         return [[rng.randrange(4, 50) for _ in range(n)] for n in lengths]
 
     sides = side(), side()
-    return TokenPairs(*_flatten(sides[0], 50), *_flatten(sides[1], 50))
+    return TokenPairs(*flatten(sides[0], 50), *flatten(sides[1], 50))
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ def test_an_interval_of_ratios_by_scipys_t():
         (lambda: _adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
         (lambda: _mean_loss(None, None, "some"), "loss='some'"),
         (lambda: _attention_as(None, "flash"), "attention='flash'"),
-        (lambda: _quantize_rows(torch.tensor([[math.nan]])), "not finite"),
+        (lambda: quantize_rows(torch.tensor([[math.nan]])), "not finite"),
         (lambda: _trainer(torch.nn.Linear(1, 1), _Steps(precision="bf16")), "='bf16'"),
         (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),
     ],
@@ -321,7 +321,7 @@ def test_refusals(call, said):
 def test_rounding_is_within_half_a_scale(out, width, seed):
     weight = torch.randn(out, width, generator=torch.Generator().manual_seed(seed))
     weight[0] = 0
-    q, scale = _quantize_rows(weight)
+    q, scale = quantize_rows(weight)
     assert q.dtype == torch.int8 and q.abs().max() <= 127
     assert ((q * scale - weight).abs() <= scale / 2 + 1e-7).all()
     own = np.abs(weight.numpy()).max(1) / 127
@@ -332,7 +332,7 @@ def test_rounding_is_within_half_a_scale(out, width, seed):
 def test_rounding_of_other_numbers(kind):
     """In bfloat16 itself the largest number of a row may come out as 128: as -128."""
     weight = torch.randn(300, 40, generator=torch.Generator().manual_seed(0)).to(kind)
-    q, scale = _quantize_rows(weight)
+    q, scale = quantize_rows(weight)
     assert q.min() >= -127
     assert ((q * scale - weight).abs() <= scale / 2 + 1e-7).all()
 

@@ -262,13 +262,13 @@ def test_dropout_begins_late(train, tmp_path):
 def test_first_weights_of_another_size(train, monkeypatch, tmp_path):
     """Only where a recipe asks for it; a run that goes on keeps what it learned."""
     began = []
-    normal = setup._normal_weights
+    normal = setup.normal_weights
 
     def noted(model, std):
         began.append(std)
         normal(model, std)
 
-    monkeypatch.setattr(setup, "_normal_weights", noted)
+    monkeypatch.setattr(setup, "normal_weights", noted)
     usual = train(tiny(max_steps=2), tmp_path / "usual")
     assert not began
     small = train(tiny(max_steps=2, initial_std=0.02), tmp_path / "small")

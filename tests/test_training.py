@@ -18,7 +18,7 @@ from small_runs import FEW, SMALL, VOCABULARY
 
 from transformer_lib import machine, training
 from transformer_lib.batches import TokenPairs, make_batch, pack
-from transformer_lib.batches.plan import _flatten
+from transformer_lib.batches.plan import flatten
 from transformer_lib.exercises.training import check_mean_loss
 from transformer_lib.objective import build_optimizer
 from transformer_lib.tokenizer import EOS, Tokenizer
@@ -166,7 +166,7 @@ def drawn_pairs(count, seed):
         [[rng.randrange(4, 50) for _ in range(rng.randint(1, 9))] for _ in range(count)]
         for _ in "st"
     ]
-    return TokenPairs(*_flatten(sides[0], 50), *_flatten(sides[1], 50))
+    return TokenPairs(*flatten(sides[0], 50), *flatten(sides[1], 50))
 
 
 def one_by_one(model, pairs, indices):
@@ -241,7 +241,7 @@ def losses_of(
     found = []
     twin.src_embedding.sparse = twin.tgt_embedding.sparse = sparse
     if compiled:
-        training._compile_layers(twin)
+        training.compile_layers(twin)
         assert twin.encoder._compiled_call_impl and twin.decoder._compiled_call_impl
     for i in range(2 if compiled else 5):
         some = range(9 * i, 9 * i + 9)

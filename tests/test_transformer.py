@@ -19,7 +19,7 @@ from transformer_lib.training import BatchLoss
 from transformer_lib.transformer import (
     Transformer,
     TransformerConfig,
-    _check_ids,
+    require_ids,
     torch_twin,
 )
 
@@ -459,7 +459,7 @@ def test_masks_and_places_that_are_given_are_those_of_the_default(positions):
 
 
 def test_check_ids_lets_an_empty_batch_pass():
-    _check_ids(torch.zeros(0, 4, dtype=torch.int64), 5)
+    require_ids(torch.zeros(0, 4, dtype=torch.int64), 5)
 
 
 # --- importing ---

@@ -10,7 +10,7 @@ import pytest
 from made_trees import WSJ_FILE, tree
 
 from transformer_lib.corpora import CorpusUnavailable, Source
-from transformer_lib.corpora.downloads import _local_copies
+from transformer_lib.corpora.downloads import local_copies
 from transformer_lib.parsing import (
     BracketScore,
     Tree,
@@ -176,7 +176,7 @@ def test_all_of_craft_comes_back():
     total, same_line = 0, 0
     for name in ("train", "dev", "test"):
         file = f"craft_{name}.mrg.xz"
-        path = next((path for _, path in _local_copies(Source(file, "", ""))), None)
+        path = next((path for _, path in local_copies(Source(file, "", ""))), None)
         if path is None:
             raise CorpusUnavailable(file)
         lines = lzma.open(path, "rt", encoding="utf-8").read().rstrip("\n").split("\n")

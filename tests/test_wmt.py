@@ -474,8 +474,8 @@ def test_an_unknown_pair(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
-    small_pieces = partial(wmt._pieces_of, size=300)
-    monkeypatch.setattr(wmt, "_pieces_of", small_pieces)
+    small_pieces = partial(wmt.pieces_of, size=300)
+    monkeypatch.setattr(wmt, "pieces_of", small_pieces)
     few = [((a + " ") * 20, (b + " ") * 20) for a, b in grammar_split("valid")]
     pairs, peaks = few * math.ceil(3000 / len(few)), []  # more than fills the buffers
     for times in (1, 5):

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from .attention import fused_attention, scaled_dot_product_attention
 from .batches import Batch, TokenPairs, make_batch, pad
-from .batches.plan import _flatten
+from .batches.plan import flatten
 from .corpora import text_lines
 from .decoder import causal_mask, padding_mask
 from .decoding import CachedSteps, FullSteps, search
-from .decoding.strategies import _among_best, _continuations, _reorder
+from .decoding.strategies import among_best, continuations, reorder
 from .encoder import layer_norm
-from .evaluation import _tokens_of, sacre_bleu
+from .evaluation import sacre_bleu, tokens_of
 from .multihead import MultiHeadAttention, merge_heads, split_heads
 from transformer_lib.objective import (
     build_optimizer,
@@ -36,7 +36,7 @@ from transformer_lib.objective import (
 )
 from .positions import sinusoidal_positions
 from .runs import average_checkpoints
-from .runs.checkpoints import _save_tensors
+from .runs.checkpoints import save_tensors
 from .tokenizer import BOS, EOS, PAD, train_bpe
 from .training import update
 from .transformer import Transformer, TransformerConfig
@@ -191,7 +191,7 @@ def _not_shifted(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 def _shifted(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """What the decoder reads and must say in a batch of chapter 10."""
-    flat = _flatten(sentences, 1 + max(map(max, sentences)))
+    flat = flatten(sentences, 1 + max(map(max, sentences)))
     batch = make_batch(TokenPairs(*flat, *flat), range(len(sentences)))
     return batch.tgt_in, batch.tgt_out
 
@@ -552,7 +552,7 @@ def _small_model(seed: int = 0) -> Iterator[Transformer]:
 )
 def _check_accumulation(accumulate: Callable) -> None:
     """A batch of two sentences, and the same in two batches: one gradient."""
-    flat = _flatten([[5, 6], [7, 8, 9, 10, 11, 12, 13, 14, 15]], 20)
+    flat = flatten([[5, 6], [7, 8, 9, 10, 11, 12, 13, 14, 15]], 20)
     pairs, gradients = TokenPairs(*flat, *flat), []
     with _small_model() as model:
         for plan in ([[0, 1]], [[0], [1]]):
@@ -607,7 +607,7 @@ def _mean_of_files(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{i}.safetensors" for i in range(len(states))]
         for path, state in zip(paths, states, strict=True):
-            _save_tensors(path, {name: t.clone() for name, t in state.items()}, {})
+            save_tensors(path, {name: t.clone() for name, t in state.items()}, {})
         return average_checkpoints(paths)
 
 # %% ../notebooks/31_bugs.ipynb #7bbbb5d2
@@ -724,13 +724,13 @@ def _first_to_finish(
     log_probs, ids = torch.zeros(1, 1, dtype=torch.float64), tokens.new_zeros(1, 1, 0)
     for _ in range(int(limits)):
         logits = steps.step(tokens, parents)  # (1, k, V)
-        ends, values, parents, tokens = _continuations(logits, log_probs, beam_size)
-        ended = _among_best(ends, values, beam_size)[0]  # (k,)
+        ends, values, parents, tokens = continuations(logits, log_probs, beam_size)
+        ended = among_best(ends, values, beam_size)[0]  # (k,)
         if ended.any():
             best = ends[0].masked_fill(~ended, -torch.inf).argmax()
             return ids[0, best].tolist()
         log_probs = values
-        ids = torch.cat([_reorder(ids, parents), tokens[..., None]], dim=2)
+        ids = torch.cat([reorder(ids, parents), tokens[..., None]], dim=2)
     return ids[0, 0].tolist()
 
 # %% ../notebooks/31_bugs.ipynb #c1045e87
@@ -792,7 +792,7 @@ def _tokens_against_text(hypotheses: Sequence[str], references: Sequence[str]) -
     """BLEU of tokens, put together with spaces, against references as they are."""
     from sacrebleu.metrics import BLEU
 
-    tokens = [" ".join(row) for row in _tokens_of(hypotheses)]
+    tokens = [" ".join(row) for row in tokens_of(hypotheses)]
     return BLEU(tokenize="none").corpus_score(tokens, [list(references)]).score
 
 

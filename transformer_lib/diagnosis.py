@@ -32,18 +32,18 @@ from transformer_lib.batches import (
 )
 from .corpora import CorpusUnavailable, load_corpus
 from .decoding import greedy_decode
-from .encoder import _mean_cosines
+from .encoder import mean_cosines
 from transformer_lib.evaluation import (
-    _check_corpus,
-    _check_whole,
-    _checked_pairs,
+    checked_pairs,
     chrf,
+    require_corpus,
+    require_whole,
     sacre_bleu,
 )
 from .machine import PRECISIONS
 from .runs import Progress, Recipe, Run, load_pretrained, read_evidence
-from .runs.checkpoints import _load_tensors
-from .runs.folder import _find_pretrained, _newest_progress
+from .runs.checkpoints import load_tensors
+from .runs.folder import find_pretrained, newest_progress
 from .tokenizer import BOS, EOS, PAD, fold_text
 from .transformer import evaluating
 
@@ -516,7 +516,7 @@ def ignored_source(
     if hasattr(model, "encode"):
         with evaluating(model):
             memory = model.encode(batch.src_ids)  # type: ignore[operator]
-        alike = _mean_cosines(memory, batch.src_ids != PAD).mean().item()
+        alike = mean_cosines(memory, batch.src_ids != PAD).mean().item()
         found += f" Two places of one source have a cosine of {alike:.2f}."
         if alike > 0.9:
             return Finding(test, False, f"{found} All look alike.", *_REMEDIES["alike"])
@@ -550,7 +550,7 @@ def misread_score(outputs: Sequence[str], references: Sequence[str]) -> Finding:
     Raises:
         ValueError: If there are not as many of one as of the other, or none.
     """
-    _check_corpus(outputs, references)
+    require_corpus(outputs, references)
     test, sides = "the score is that of the text", (list(outputs), list(references))
     score, letters = sacre_bleu(*sides).value, chrf(*sides).value
     again: dict[str, Sequence] = {
@@ -723,14 +723,14 @@ def diagnose(
         ValueError: If there is no such run, its files are damaged, or something else
             than these was given.
     """
-    _check_whole("count", count, 1)
-    test = None if test is None else _checked_pairs(test, "test")
+    require_whole("count", count, 1)
+    test = None if test is None else checked_pairs(test, "test")
     for name, value, kinds in (("run", run, Run), ("data", data, Prepared | None)):
         if not isinstance(value, str | Path | kinds):
             kind = type(value).__name__
             raise ValueError(f"{name} is of type {kind}: give a folder.")
     if not isinstance(run, Run):
-        folder = _find_pretrained(run)
+        folder = find_pretrained(run)
         if broken := _broken_weights(folder):
             return [broken]
         if data is None and (folder / "data" / "data.json").is_file():
@@ -780,11 +780,11 @@ def _broken_weights(folder: Path) -> Finding | None:
     """What is wrong with the weights of a folder, if they are no numbers."""
     for name in ("weights.safetensors", "best.safetensors"):
         if (folder / name).is_file():
-            tensors = _load_tensors(folder / name)[0]
+            tensors = load_tensors(folder / name)[0]
             bad = [n for n, t in tensors.items() if not t.isfinite().all()]
             if bad:
                 said = f"{folder / name} holds NaN or infinity ({bad[0]})."
-                said += _since_when(_newest_progress(folder).history)
+                said += _since_when(newest_progress(folder).history)
                 remedy = _REMEDIES["weights"]
                 return Finding("all numbers are finite", False, said, *remedy)
     return None

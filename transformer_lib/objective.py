@@ -11,7 +11,7 @@ __all__ = ['label_smoothed_cross_entropy', 'chunked_cross_entropy', 'build_optim
 import torch
 from torch import Tensor, nn
 
-from .transformer import _check_real
+from .transformer import require_real
 
 # %% ../notebooks/11_objective.ipynb #681af605
 def _loss_and_gradient_(
@@ -107,7 +107,7 @@ def _check_loss_inputs(logits: Tensor, target: Tensor, epsilon: float) -> None:
     Raises:
         ValueError: What was given and what is allowed.
     """
-    _check_real(0, 1, epsilon=epsilon)
+    require_real(0, 1, epsilon=epsilon)
     tensors = isinstance(logits, Tensor) and isinstance(target, Tensor)
     if not tensors or not logits.is_floating_point() or target.dtype != torch.int64:
         raise ValueError("logits must be a tensor of numbers, and target one of int64.")

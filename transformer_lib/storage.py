@@ -328,7 +328,7 @@ def _put_in_place(part: Path, folder: Path, last: str) -> None:
             os.replace(old, folder)  # what was there before is back
 
 # %% ../notebooks/under_the_hood/00_house.ipynb #fef40003
-_MARK = "made-by-transformer-lib"
+_OWN_MARK = "made-by-transformer-lib"
 
 
 @contextlib.contextmanager
@@ -364,7 +364,7 @@ def _held_part(folder: Path) -> Iterator[Path]:
         if not is_part(part):
             raise OSError(errno.EEXIST, f"{part} holds other files")
         try:
-            (part / _MARK).touch()
+            (part / _OWN_MARK).touch()
             if (part / "old").exists() and not folder.exists():
                 os.replace(part / "old", folder)  # one died between two renamings
             _empty(part)
@@ -396,13 +396,13 @@ def is_part(path: Path) -> bool:
     if path.is_symlink() or not path.is_dir():
         return False
     names = os.listdir(path)
-    return not names or _MARK in names
+    return not names or _OWN_MARK in names
 
 
 def _empty(part: Path) -> None:
     """Remove what is in a part, but not its mark."""
     for path in part.iterdir():
-        if path.name != _MARK:
+        if path.name != _OWN_MARK:
             whole = path.is_dir() and not path.is_symlink()
             shutil.rmtree(path) if whole else path.unlink()
 
@@ -411,7 +411,7 @@ def _drop_part(part: Path, folder: Path) -> None:
     """Take a part away, its mark last; not while the old folder waits in it."""
     if is_part(part) and (folder.exists() or not (part / "old").exists()):
         _empty(part)
-        (part / _MARK).unlink(missing_ok=True)
+        (part / _OWN_MARK).unlink(missing_ok=True)
         part.rmdir()
 
 

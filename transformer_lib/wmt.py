@@ -23,7 +23,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .batches import Prepared, prepare
-from .batches.prepared import _pieces_of
+from .batches.prepared import pieces_of
 from transformer_lib.corpora import (
     CleaningReport,
     CorpusUnavailable,
@@ -32,12 +32,12 @@ from transformer_lib.corpora import (
     split_lines,
 )
 from transformer_lib.corpora.downloads import (
-    _DAMAGE,
-    _cache_folder,
-    _fetch_file,
-    _local_copies,
+    DAMAGE,
+    cache_folder,
+    fetch_file,
+    local_copies,
 )
-from .corpora.known import _clean
+from .corpora.known import clean_pairs
 from .runs import read_evidence
 from .storage import whole_file, write_json
 from .transformer import TransformerConfig
@@ -254,13 +254,13 @@ def _fetch_archive(archive: _Archive, folder: str | Path | None = None) -> Path:
     """
     source = archive.source
     there = [Path(folder) / source.filename] if folder else (
-        path for _, path in _local_copies(source))  # fmt: skip
+        path for _, path in local_copies(source))  # fmt: skip
     for path in there:
         if path.is_file():
             _check_archive(path, archive)
             return path
-    folder = Path(folder or _cache_folder())
-    _fetch_file(source, folder, lambda path: _check_archive(path, archive))
+    folder = Path(folder or cache_folder())
+    fetch_file(source, folder, lambda path: _check_archive(path, archive))
     return folder / source.filename
 
 # %% ../notebooks/24_wmt.ipynb #94aad4db
@@ -303,7 +303,7 @@ def _member_lines(path: Path, member: str) -> Iterator[bytes | None]:
             for line in split_lines(file):
                 n += 1
                 yield line
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise CorpusUnavailable(
             f"{path.name}: {member} is cut short or damaged after line {n:,} "
             f"({error}). Delete the archive and fetch it again."
@@ -342,7 +342,7 @@ def _archive_pairs(
     """
     report.files = f"{path.name}, {members[0]} and {members[1]}"
     rows = _archive_rows(path, members)
-    for pair in _clean(rows, "drop", 4.0, 250, report, quiet=True):
+    for pair in clean_pairs(rows, "drop", 4.0, 250, report, quiet=True):
         source, target = (" ".join(side.split()) for side in pair)  # no tab, no "\r"
         yield source, target
 
@@ -353,7 +353,7 @@ def _write_pairs(pairs: Iterable, path: Path, show: bool = False) -> int:
     with whole_file(path) as raw:
         with gzip.GzipFile("", "wb", 1, raw, mtime=0) as file:
             with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
-                for piece in _pieces_of(pairs):
+                for piece in pieces_of(pairs):
                     lines = "".join(f"{a}\t{b}\n" for a, b in piece)
                     file.write(lines.encode())
                     count += len(piece)

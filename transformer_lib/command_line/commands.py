@@ -223,18 +223,18 @@ def _average(
     """
     from transformer_lib.runs import Run, average_checkpoints
     from transformer_lib.runs.checkpoints import (
-        _checkpoint_files,
-        _load_weights,
-        _step_of,
+        checkpoint_files,
+        load_weights,
+        step_of,
     )
     from transformer_lib.storage import ensure_writable
 
     out = out or run / "averaged"
     ensure_writable(out, folder=True)
     loaded = Run.load(run)
-    files = _checkpoint_files(run, last=last)
-    _load_weights(loaded.model, average_checkpoints(files))
-    record = {"averaged": [_step_of(file) for file in files]}
+    files = checkpoint_files(run, last=last)
+    load_weights(loaded.model, average_checkpoints(files))
+    record = {"averaged": [step_of(file) for file in files]}
     loaded.save_pretrained(out, half=not full, record=record)
     fewer = f" ({last} were asked for)" if len(files) < last else ""
     print(f"The average of the last {len(files)} checkpoints{fewer} is in {out}.")
@@ -341,17 +341,17 @@ def _ablate(
         split: What is scored.
         record: Keep all results in one file.
     """
-    from transformer_lib.ablations import _ROWS, _table_text, ablate, table
+    from transformer_lib.ablations import ROWS, ablate, table, table_text
     from transformer_lib.storage import ensure_writable, write_json
 
     ensure_writable(out, folder=True)
     if record:
         ensure_writable(record)
     found = ablate(
-        recipe_for(recipe, data, settings), out, rows or list(_ROWS), seeds, data,
+        recipe_for(recipe, data, settings), out, rows or list(ROWS), seeds, data,
         device, longer, sentences, split=split,
     )  # fmt: skip
-    print(_table_text(table(found)))
+    print(table_text(table(found)))
     if record:
         write_json(record, {"results": found})
 
@@ -413,13 +413,13 @@ def _serve(
         cors: Sites whose pages may ask, such as https://example.org (none).
         threads: Threads of one translation.
     """
-    from transformer_lib.decoding.strategies import _check_search
+    from transformer_lib.decoding.strategies import require_search
     from transformer_lib.export import CTranslate2Model, need_packages
 
     need_packages(["ctranslate2", "serving"])
     from transformer_lib.server import translation_server
 
-    _check_search(beam_size, alpha=0.6)
+    require_search(beam_size, alpha=0.6)
     model = CTranslate2Model(folder, threads)
     server = translation_server(
         functools.partial(model, beam_size=beam_size), host, port, cors

@@ -86,9 +86,9 @@ def _check_disk() -> tuple:
 
 def _check_corpora() -> tuple:
     """Which corpora are found without the network."""
-    from transformer_lib.corpora.downloads import _cache_folder
+    from transformer_lib.corpora.downloads import cache_folder
 
-    folder = _cache_folder()
+    folder = cache_folder()
     known = sorted(p.name for p in folder.glob("*") if p.is_file())
     mirror = os.environ.get("TRANSFORMER_LIB_MIRROR")
     said = f"cache: {', '.join(known) or 'empty'}"

@@ -19,7 +19,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
-from .downloads import _DAMAGE, CorpusUnavailable
+from .downloads import DAMAGE, CorpusUnavailable
 from .text_files import open_packed, open_text, text_lines
 
 _UNEVEN, _COLUMNS, _EMPTY = "line without a partner", "columns", "one side empty"
@@ -243,7 +243,7 @@ def _form_of(file: BinaryIO, path: str | Path) -> str:
     suffix = Path(re.sub(r"\.(gz|bz2|xz|zip)$", "", name)).suffix
     try:
         start = file.peek(4096)[:4096]
-    except (RuntimeError, *_DAMAGE):
+    except (RuntimeError, *DAMAGE):
         return ""  # the reader is told
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         start = start.decode("utf-16", "ignore").encode()
@@ -306,7 +306,7 @@ def _refuse_columns(file: BinaryIO, name: str, delimiter: str) -> None:
     """
     try:
         start = file.peek(4096)[:4096]
-    except (RuntimeError, *_DAMAGE):
+    except (RuntimeError, *DAMAGE):
         return  # the reader is told
     lines = [line for line in start.decode(errors="replace").splitlines() if line]
     if len(start) == 4096 and len(lines) > 1:

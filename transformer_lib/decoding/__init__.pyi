@@ -1,11 +1,17 @@
 from .speculative import speculative_decode as speculative_decode
+from .strategies import NEVER_GENERATED as NEVER_GENERATED
 from .strategies import output_limits as output_limits
+from .strategies import reorder as reorder
 from .strategies import FullSteps as FullSteps
 from .strategies import greedy_search as greedy_search
 from .strategies import CachedSteps as CachedSteps
+from .strategies import Cache as Cache
 from .strategies import greedy_decode as greedy_decode
+from .strategies import continuations as continuations
+from .strategies import among_best as among_best
 from .strategies import length_penalty as length_penalty
 from .strategies import Hypothesis as Hypothesis
+from .strategies import require_search as require_search
 from .strategies import search as search
 from .strategies import beam_search as beam_search
 from .strategies import force_score as force_score

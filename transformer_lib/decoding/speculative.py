@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from transformer_lib.decoder import causal_mask
 from transformer_lib.decoding.strategies import (
-    _NEVER_SAID,
+    NEVER_GENERATED,
     CachedSteps,
     _check_finite,
     _most_probable,
@@ -37,7 +37,7 @@ class _Chain(CachedSteps):
         self.length += len(tokens)
         self.seen = causal_mask(self.length, x.device)[None, -len(tokens) :]
         logits = self._logits(x)[0]  # (n, V)
-        return logits.index_fill(-1, ids.new_tensor(_NEVER_SAID), -torch.inf)
+        return logits.index_fill(-1, ids.new_tensor(NEVER_GENERATED), -torch.inf)
 
     def back(self, length: int) -> None:
         """Forget all tokens but the first."""

@@ -11,7 +11,7 @@ __all__ = ['check_shift', 'check_padding', 'check_my_plan', 'check_shape', 'chec
 import numpy as np
 
 from ..batches import TokenPairs, plan_batches
-from ..batches.plan import _flatten
+from ..batches.plan import flatten
 from .check import exercise_check, expect
 from ..tokenizer import BOS, EOS
 
@@ -148,7 +148,7 @@ def check_where(where):
     """Check the place in an epoch after a number of batches."""
     lengths = np.random.default_rng(0).integers(1, 30, 60)
     rows = [[5] * n for n in lengths]
-    pairs = TokenPairs(*_flatten(rows, 9), *_flatten(rows[::-1], 9))
+    pairs = TokenPairs(*flatten(rows, 9), *flatten(rows[::-1], 9))
     sizes = [len(plan_batches(pairs, 90, 3, epoch)) for epoch in range(4)]
     n = sizes[0]
     for done, right in (

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from ..batches import pad
-from ..runs.folder import _exported_as
+from ..runs.folder import exported_as
 from ..storage import is_free
 from ..tokenizer import BOS, EOS, Tokenizer
 from ..transformer import Transformer
@@ -69,7 +69,7 @@ def _check_export(
         )
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give a folder.")
-    known = _exported_as(folder) == kind
+    known = exported_as(folder) == kind
     if folder.is_dir() and not is_free(folder) and not known:
         raise ValueError(
             f"{folder} holds something else than an export: name another folder."

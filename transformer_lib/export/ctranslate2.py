@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..decoding import Hypothesis
-from ..decoding.strategies import _NEVER_SAID, _check_search
+from ..decoding.strategies import NEVER_GENERATED, require_search
 from transformer_lib.export.common import (
     _check_export,
     _check_fits,
@@ -34,7 +34,7 @@ from transformer_lib.storage import (
 )
 from ..tokenizer import BOS, Tokenizer
 from ..transformer import Transformer
-from ..translator import _trained_length, translate_lines
+from ..translator import trained_length, translate_lines
 
 # %% ../../notebooks/22_export.ipynb #ea93226e
 def _ctranslate2_spec(model: Transformer, names: Sequence[str], kind: str = "float32"):
@@ -155,7 +155,7 @@ def _export_ctranslate2(
     folder = Path(folder)
     _check_export(model, tokenizer, folder, "ctranslate2")
     spec = _ctranslate2_spec(model, _piece_names(tokenizer), kind)
-    spec.config.add_attribute("max_length", _trained_length(about or {}))
+    spec.config.add_attribute("max_length", trained_length(about or {}))
     with whole_folder(folder) as aside:
         spec.save(str(aside))
         tokenizer.save(aside / "tokenizer.model")
@@ -195,7 +195,7 @@ class CTranslate2Model:
         read_manifest(folder, needed)
         self.tokenizer = Tokenizer.load(folder / "tokenizer.model")
         self.names = _piece_names(self.tokenizer)
-        self.max_length = _trained_length(_read_config(folder))
+        self.max_length = trained_length(_read_config(folder))
         try:
             self.engine = ctranslate2.Translator(
                 str(folder), device=device, compute_type=kind, intra_threads=threads,
@@ -218,14 +218,14 @@ class CTranslate2Model:
                 the engine has one limit for all, so longer ones are cut off.
             max_batch_tokens: Batches are cut so that none has more; longest first.
         """
-        _check_search(beam_size, alpha)
+        require_search(beam_size, alpha)
         pieces = [[self.names[i] for i in ids] for ids in rows]
         longest = max(map(len, pieces), default=0)
         found = self.engine.translate_batch(
             pieces, beam_size=beam_size, length_penalty=alpha, return_scores=True,
             max_decoding_length=min(longest + max_extra, 1000),
             max_batch_size=max_batch_tokens, batch_type="tokens",
-            suppress_sequences=[[self.names[i]] for i in _NEVER_SAID],
+            suppress_sequences=[[self.names[i]] for i in NEVER_GENERATED],
         )  # fmt: skip
         number = self.tokenizer.processor.piece_to_id
         out = []

@@ -13,7 +13,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from ..speed import _quantize_rows
+from ..speed import quantize_rows
 from ..transformer import Transformer
 
 # %% ../../notebooks/22_export.ipynb #cabe6209
@@ -31,7 +31,7 @@ class _Int8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        whole, scale = _quantize_rows(linear.weight.detach())  # (out, in), (out, 1)
+        whole, scale = quantize_rows(linear.weight.detach())  # (out, in), (out, 1)
         # contiguous() would keep odd strides of a single row, which torch misreads.
         whole = whole.t().clone(memory_format=torch.contiguous_format)  # (in, out)
         self.register_buffer("int8_weight", whole)

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..decoding.strategies import _NEVER_SAID
+from ..decoding.strategies import NEVER_GENERATED
 from transformer_lib.export.common import (
     _check_export,
     _check_fits,
@@ -37,7 +37,7 @@ from transformer_lib.storage import (
     write_json,
     write_manifest,
 )
-from ..tokenizer import _SPECIAL, BOS, EOS, PAD, UNK, Tokenizer
+from ..tokenizer import BOS, EOS, PAD, SPECIAL_PIECES, UNK, Tokenizer
 from ..transformer import Transformer, TransformerConfig
 
 # %% ../../notebooks/22_export.ipynb #fc5cc88a
@@ -167,7 +167,7 @@ def _export_marian(
 
         twin = to_marian(model)
         twin.generation_config = GenerationConfig(
-            num_beams=4, max_length=512, bad_words_ids=[[i] for i in _NEVER_SAID],
+            num_beams=4, max_length=512, bad_words_ids=[[i] for i in NEVER_GENERATED],
             pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
             decoder_start_token_id=BOS,
         )  # fmt: skip
@@ -245,11 +245,11 @@ def _other_pieces(source: bytes, target: bytes, names: dict[str, int]) -> str:
         ValueError: If the SentencePiece model is damaged.
     """
     found, wanted = [], [PAD, UNK, BOS, EOS]
-    ids = [names.get(piece) for piece in _SPECIAL]
+    ids = [names.get(piece) for piece in SPECIAL_PIECES]
     if source != target:
         found.append("source.spm and target.spm differ, as in models of OPUS-MT")
     if ids != wanted:
-        special = " ".join(_SPECIAL)
+        special = " ".join(SPECIAL_PIECES)
         found.append(f"{special} have the ids {ids} instead of {wanted}")
     if not found:
         pieces = _piece_names(Tokenizer(source))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..decoding import Hypothesis, output_limits, search
-from ..decoding.strategies import _NEVER_SAID
+from ..decoding.strategies import NEVER_GENERATED
 from transformer_lib.export.common import (
     _check_export,
     _check_threads,
@@ -28,8 +28,8 @@ from transformer_lib.export.common import (
     _quietly,
 )
 from ..positions import LearnedPositions, frequencies
-from ..runs.folder import _public
-from ..speed import _quantize_rows
+from ..runs.folder import public_part
+from ..speed import quantize_rows
 from transformer_lib.storage import (
     put_back,
     table_checksum,
@@ -39,7 +39,7 @@ from transformer_lib.storage import (
 )
 from ..tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from ..transformer import Transformer, evaluating
-from ..translator import _trained_length
+from ..translator import trained_length
 
 # %% ../../notebooks/22_export.ipynb #ccaaa9e2
 def _to_onnx(
@@ -306,7 +306,7 @@ def _in_8_bits(values: np.ndarray, by_column: bool) -> tuple[np.ndarray, np.ndar
     Source: Bhandare et al. 2019 (int8 for the Transformer).
     """
     rows = torch.from_numpy(values.T.copy() if by_column else values.copy())
-    whole, scales = (x.numpy() for x in _quantize_rows(rows))
+    whole, scales = (x.numpy() for x in quantize_rows(rows))
     whole, scales = (whole.T, scales.T) if by_column else (whole, scales)
     return np.ascontiguousarray(whole), np.ascontiguousarray(scales)
 
@@ -317,7 +317,7 @@ def _rounded_to_8_bits(model: Transformer) -> Transformer:
     with torch.no_grad():
         for weight in model.parameters():  # (out, in), or a row for each piece
             if weight.dim() == 2 and weight.numel() * 4 >= _SMALL:
-                whole, scales = _quantize_rows(weight)
+                whole, scales = quantize_rows(weight)
                 weight.copy_(whole.float() * scales)
     return model
 
@@ -335,7 +335,7 @@ def _point_into(block: bytearray, places: dict, tensor, file_name: str) -> None:
     tensor.ClearField("raw_data")
 
 # %% ../../notebooks/22_export.ipynb #761733d9
-_KINDS = {1: "unigram", 2: "bpe"}
+_MODEL_TYPES = {1: "unigram", 2: "bpe"}
 _TYPES = {1: "normal", 2: "unknown", 3: "control", 4: "user", 5: "unused", 6: "byte"}
 
 
@@ -358,7 +358,7 @@ def _tokenizer_data(tokenizer: Tokenizer) -> tuple[dict, bytes]:
     normalizer, trainer = proto.normalizer_spec, proto.trainer_spec
     names = "add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"
     data = {
-        "kind": _KINDS[trainer.model_type],
+        "kind": _MODEL_TYPES[trainer.model_type],
         "pieces": [piece.piece for piece in proto.pieces],
         "scores": [piece.score for piece in proto.pieces],
         "types": [_TYPES[piece.type] for piece in proto.pieces],
@@ -389,10 +389,10 @@ def _manifest_of(
         "ids": {"pad": PAD, "unknown": UNK, "start": BOS, "end": EOS},
         "decoding": {
             "beam_size": 4, "alpha": 0.6, "max_extra": 50,
-            "max_length": _trained_length(about),
-            "never_said": list(_NEVER_SAID),
+            "max_length": trained_length(about),
+            "never_said": list(NEVER_GENERATED),
         },
-        "data": _public(about.get("data", {})),
+        "data": public_part(about.get("data", {})),
         "files": {
             name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for name, content in files.items()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..decoder import Decoder, causal_mask, padding_mask
 from ..decoding import filter_logits
-from ..decoding.strategies import _Cache
+from ..decoding.strategies import Cache
 from ..encoder import Encoder, FeedForward
 from ..multihead import MultiHeadAttention, merge_heads, split_heads
 from ..positions import LearnedPositions, frequencies
@@ -28,10 +28,10 @@ from transformer_lib.transformer import (
     Embeddings,
     Transformer,
     TransformerConfig,
-    _check_ids,
-    _initialize,
-    _stack_settings,
     evaluating,
+    initialize,
+    require_ids,
+    stack_settings,
 )
 
 # %% ../../notebooks/28_family.ipynb #80e1bc63
@@ -346,7 +346,7 @@ def _make_stack(
     if cross_attention:  # two texts: no common places to turn by
         blocks |= {"cross_attention": grouped}
     return (Decoder if cross_attention else Encoder)(
-        **_stack_settings(c), **blocks, **handed_in
+        **stack_settings(c), **blocks, **handed_in
     )
 
 # %% ../../notebooks/28_family.ipynb #122b1554
@@ -373,7 +373,7 @@ class OneStack(Embeddings):
         stack = _make_stack(config, places=self.src_positions)
         self.encoder, self.decoder = stack, nn.Identity()
         self.tgt_embedding, self.tgt_positions = self.src_embedding, self.src_positions
-        _initialize(self)
+        initialize(self)
 
     def read(self, ids: Tensor) -> Tensor:
         """Hidden states: int64 (B, T) to (B, T, d_model).
@@ -382,7 +382,7 @@ class OneStack(Embeddings):
             ValueError: If an id is outside the vocabulary, ids are not int64 of two
                 axes, or a row is longer than the learned positions.
         """
-        _check_ids(ids, self.config.vocab_size)
+        require_ids(ids, self.config.vocab_size)
         ids = ids.to(self.device)
         x = self.embed_source(ids)  # (B, T) -> (B, T, D)
         mask = padding_mask(ids)  # (B, 1, 1, T)
@@ -445,7 +445,7 @@ class StackSteps:
         if not model.config.causal:
             raise ValueError("a cache needs causal=True in the model's config.")
         self.model, self.length = model, 0
-        self.caches = [_Cache() for _ in model.encoder.layers]
+        self.caches = [Cache() for _ in model.encoder.layers]
 
     def read(self, ids: Tensor) -> Tensor:
         """The next tokens of each row, int64 (B, T) unpadded, to logits (B, T, V).
@@ -454,7 +454,7 @@ class StackSteps:
             ValueError: If an id is outside the vocabulary, or ids are not int64 of two
                 axes.
         """
-        _check_ids(ids, self.model.config.vocab_size)
+        require_ids(ids, self.model.config.vocab_size)
         x = self.model.embed_target(ids, self.length)  # (B, T, D)
         self.length += ids.shape[1]
         mask = causal_mask(self.length, x.device)[-ids.shape[1] :]  # (T, n)

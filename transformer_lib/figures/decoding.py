@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..decoding import CachedSteps, length_penalty, output_limits, search
-from ..decoding.strategies import _among_best, _continuations
+from ..decoding.strategies import among_best, continuations
 from .frame import InteractiveFigure
 from ..tokenizer import BOS, EOS
 from ..transformer import Transformer, evaluating
@@ -79,10 +79,10 @@ def _beam_tree(
     for t, (_, _, logits) in enumerate(levels):
         log_probs = [tree[t][i].log_prob for i in alive]
         ends, values, parents, tokens = (
-            x[0] for x in _continuations(logits, torch.tensor([log_probs]).double(),
+            x[0] for x in continuations(logits, torch.tensor([log_probs]).double(),
                                         2 * beam_size)
         )  # fmt: skip
-        best = _among_best(ends[None], values[None, :beam_size], beam_size)[0]
+        best = among_best(ends[None], values[None, :beam_size], beam_size)[0]
         going = list(zip(*levels[t + 1][:2], strict=True)) if levels[t + 1 :] else []
         penalty, found = length_penalty(t + 1, alpha), []
         for j, p in enumerate(ends.tolist()):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..looking_inside import AttentionMaps
-from ..tokenizer import _MARK
+from ..tokenizer import SPACE
 
 # %% ../../notebooks/under_the_hood/27_looking_inside.ipynb #37e6b6bd
 _VIEW_STYLE = """
@@ -219,8 +219,8 @@ class AttentionView:
         self.attention, self.kind, self.layer, self.head = attention, kind, layer, head
         start = {"kind": kind, "layer": layer, "word": word}
         self.data = {
-            "source": [x.removeprefix(_MARK) or _MARK for x in attention.source],
-            "target": [x.removeprefix(_MARK) or _MARK for x in attention.target],
+            "source": [x.removeprefix(SPACE) or SPACE for x in attention.source],
+            "target": [x.removeprefix(SPACE) or SPACE for x in attention.target],
             "start": start | {"head": shape[1] if head is None else head},
             "weights": {
                 k: [[_pack(h) for h in w[0]] for w in layers]
@@ -236,7 +236,7 @@ class AttentionView:
     def _repr_html_(self) -> str:
         data = html.escape(json.dumps(self.data, ensure_ascii=False), quote=True)
         rows, columns = (
-            [label.removeprefix(_MARK) or _MARK for label in labels]
+            [label.removeprefix(SPACE) or SPACE for label in labels]
             for labels in self.attention.labels(self.kind)
         )
         head = "mean of the heads" if self.head is None else f"head {self.head + 1}"

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from ..batches import pad
 from ..corpora import load_corpus
-from ..corpora.grammar import _VERBS, _Clause, _verb_clause
+from ..corpora.grammar import VERBS, Clause, verb_clause
 from ..evaluation import sacre_bleu
 from transformer_lib.looking_inside.weights import (
-    _KINDS,
     _SIGNS,
+    _STACKS,
     AttentionMaps,
     _attentions,
     _encode_pairs,
@@ -39,7 +39,7 @@ from transformer_lib.looking_inside.weights import (
 )
 from ..machine import environment_record
 from ..runs import read_evidence
-from ..runs.folder import _find_pretrained
+from ..runs.folder import find_pretrained
 from ..storage import write_json
 from ..tokenizer import BOS, EOS, PAD, Tokenizer
 from ..transformer import Transformer, evaluating
@@ -210,7 +210,7 @@ def _scored_elsewhere(shares: dict[str, Tensor]) -> dict[str, tuple]:
     }
 
 # %% ../../notebooks/27_looking_inside.ipynb #b3a96913
-_MAIN_VERBS = frozenset(form.split()[0] for verb in _VERBS for form in verb.english)
+_MAIN_VERBS = frozenset(form.split()[0] for verb in VERBS for form in verb.english)
 _ARTICLES = frozenset({"the", "a", "an"})
 _RELATIONS = (
     "article → noun", "noun → article", "adjective → noun", "subject → verb",
@@ -218,7 +218,7 @@ _RELATIONS = (
 )  # fmt: skip
 
 # %% ../../notebooks/27_looking_inside.ipynb #742659dd
-def _clause_words(clause: _Clause, question: bool) -> tuple[list[str], list, dict]:
+def _clause_words(clause: Clause, question: bool) -> tuple[list[str], list, dict]:
     """The words of an English clause, its noun phrases, and where its parts stand.
 
     Returns:
@@ -249,14 +249,14 @@ def _relation_sentence(rng: random.Random) -> tuple[str, dict[str, set]]:
         The sentence, and for each of RELATIONS a set of (from, to) places of words.
     """
     drawn = rng.random()
-    clauses = [_verb_clause(rng, rng.random() < 0.25 and drawn >= 0.2)]
+    clauses = [verb_clause(rng, rng.random() < 0.25 and drawn >= 0.2)]
     opening, joint = [], []
     if drawn < 0.4:
         pass
     elif drawn < 0.6:
         opening = rng.choice(["I know that", "We think that", "They say that"]).split()
     else:
-        clauses.append(_verb_clause(rng, rng.random() < 0.25))
+        clauses.append(verb_clause(rng, rng.random() < 0.25))
         joint = ["because"]
     words, found = list(opening), {name: set() for name in _RELATIONS}
     for i, clause in enumerate(clauses):
@@ -430,7 +430,7 @@ def weigh_heads(
     batches = list(_encode_pairs(tokenizer, pairs))
     before, counts, choices = _sentence_losses(model, batches)
     rows = []
-    for kind in _KINDS:
+    for kind in _STACKS:
         for layer, attention in enumerate(_attentions(model, kind)):
             alone = {name: torch.zeros_like(before) for name in changes}
             for head in (*range(attention.num_heads), *[None] * groups):
@@ -481,7 +481,7 @@ def record_heads(
     def bleu() -> float:
         return sacre_bleu(translator(sources, beam_size=1), references).value
 
-    weights = _find_pretrained("tatoeba-en-de") / "weights.safetensors"
+    weights = find_pretrained("tatoeba-en-de") / "weights.safetensors"
     same = {"weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
             "data": {"corpus": "tatoeba-en-de test", "sha256": test.sha256},
             "seed": seed, "sentences": len(pairs)}  # fmt: skip

@@ -19,11 +19,11 @@ from ..attention import scaled_dot_product_attention
 from ..batches import pad
 from ..decoding import beam_search
 from ..multihead import MultiHeadAttention
-from ..tokenizer import _MARK, BOS, EOS, PAD, Tokenizer
+from ..tokenizer import BOS, EOS, PAD, SPACE, Tokenizer
 from ..transformer import Transformer, evaluating
 
 # %% ../../notebooks/27_looking_inside.ipynb #42e0ddb1
-_KINDS = {
+_STACKS = {
     "encoder": ("encoder", "self_attention"),
     "decoder": ("decoder", "self_attention"),
     "cross": ("decoder", "cross_attention"),
@@ -41,9 +41,9 @@ def _attentions(model: Transformer, kind: str) -> list[MultiHeadAttention]:
     Raises:
         ValueError: If there is no such kind.
     """
-    if kind not in _KINDS:
-        raise ValueError(f"kind={kind!r}: must be one of {', '.join(_KINDS)}.")
-    stack, name = _KINDS[kind]
+    if kind not in _STACKS:
+        raise ValueError(f"kind={kind!r}: must be one of {', '.join(_STACKS)}.")
+    stack, name = _STACKS[kind]
     return [getattr(layer, name) for layer in getattr(model, stack).layers]
 
 # %% ../../notebooks/27_looking_inside.ipynb #892ed780
@@ -81,7 +81,7 @@ def watching(model: Transformer, see: _See) -> Iterator[None]:
     Raises:
         ValueError: If the model is being watched already.
     """
-    found = [(k, i, a) for k in _KINDS for i, a in enumerate(_attentions(model, k))]
+    found = [(k, i, a) for k in _STACKS for i, a in enumerate(_attentions(model, k))]
     before = [part.attention for *_, part in found]
     if any(isinstance(attention, _WatchedAttention) for attention in before):
         raise ValueError("this model is being watched already: end that block first.")
@@ -112,7 +112,7 @@ def attention_weights(
 
     Source: Vaswani et al. 2017, section 3.2.3 (the three uses of attention).
     """
-    seen: dict[str, list[Tensor]] = {kind: [] for kind in _KINDS}
+    seen: dict[str, list[Tensor]] = {kind: [] for kind in _STACKS}
 
     def note(kind, layer, weights, allowed):
         seen[kind].append(weights.cpu())
@@ -215,9 +215,9 @@ def _word_groups(pieces: Sequence[str]) -> list[list[int]]:
     groups: list[list[int]] = []
     alone = True
     for i, piece in enumerate(pieces):
-        text = piece.removeprefix(_MARK)
+        text = piece.removeprefix(SPACE)
         special = piece in ("<s>", "</s>") or (text and _SIGNS.issuperset(text))
-        if special or alone or piece.startswith(_MARK):
+        if special or alone or piece.startswith(SPACE):
             groups.append([])
         groups[-1].append(i)
         alone = bool(special)
@@ -227,7 +227,7 @@ def _word_groups(pieces: Sequence[str]) -> list[list[int]]:
 def _join_labels(pieces: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
     """The words that groups of pieces make."""
     words = ("".join(pieces[i] for i in group) for group in groups)
-    return [word.replace(_MARK, "") or _MARK for word in words]
+    return [word.replace(SPACE, "") or SPACE for word in words]
 
 
 def _merge_words(weights: Tensor, queries: Sequence, keys: Sequence) -> Tensor:
@@ -389,7 +389,7 @@ def _encode_pairs(
 def _sign_ids(tokenizer: Tokenizer) -> Tensor:
     """The ids of all pieces that are punctuation."""
     pieces = map(tokenizer.processor.id_to_piece, range(tokenizer.vocab_size))
-    texts = [piece.removeprefix(_MARK) for piece in pieces]
+    texts = [piece.removeprefix(SPACE) for piece in pieces]
     return torch.tensor([i for i, x in enumerate(texts) if x and _SIGNS.issuperset(x)])
 
 # %% ../../notebooks/27_looking_inside.ipynb #80f00a99
@@ -445,8 +445,8 @@ def head_statistics(
         (L, H).
     """
     signs = _sign_ids(tokenizer)
-    sums: dict[str, dict] = {kind: {} for kind in _KINDS}
-    counts = dict.fromkeys(_KINDS, 0)
+    sums: dict[str, dict] = {kind: {} for kind in _STACKS}
+    counts = dict.fromkeys(_STACKS, 0)
     for src_ids, tgt_ids in _encode_pairs(tokenizer, pairs):
         seen = attention_weights(model, src_ids, tgt_ids)
         for kind, layers in seen.items():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batch, TokenPairs, pad
-from ..batches.plan import _flatten
+from ..batches.plan import flatten
 from ..decoder import padding_mask
 from ..encoder import Encoder
 from .parser import _CUT, Parse, _sentence_leaves
@@ -180,8 +180,8 @@ class LabelTask:
                 )
                 sources.append(" ".join(chain.from_iterable(slots)))
                 targets.append(target)
-        ids = _flatten(self.tokenizer.encode_all(sources), self.tokenizer.vocab_size)
-        return TokenPairs(*ids, *_flatten(targets, EOS + 1 + len(self.table)))
+        ids = flatten(self.tokenizer.encode_all(sources), self.tokenizer.vocab_size)
+        return TokenPairs(*ids, *flatten(targets, EOS + 1 + len(self.table)))
 
     def loss(self, model: Labeller, batch: Batch, epsilon: float) -> Tensor:
         """Mean over words of the three smoothed losses together, in nats.

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ..batches import Prepared, pad, prepare
 from ..decoding import CachedSteps, Hypothesis, beam_search, search
-from ..decoding.strategies import _check_search
+from ..decoding.strategies import require_search
 from transformer_lib.parsing.tree_tokens import (
     _CLOSING,
     _FORMS,
@@ -49,7 +49,7 @@ from transformer_lib.parsing.trees import (
 )
 from ..runs import Recipe, Run, train
 from ..storage import whole_file
-from ..tokenizer import _MARK, EOS, Tokenizer
+from ..tokenizer import EOS, SPACE, Tokenizer
 from ..transformer import Transformer, evaluating
 
 # %% ../../notebooks/26_parsing.ipynb #b6e6d916
@@ -201,7 +201,7 @@ class _ValidSlots:
         self.stacks = [[()] for _ in num_words]  # labels that are open, for each beam
         self.opens, self.closes = {}, {}
         for i in range(tokenizer.vocab_size):
-            slot = tokenizer.processor.id_to_piece(i).removeprefix(_MARK)
+            slot = tokenizer.processor.id_to_piece(i).removeprefix(SPACE)
             if opened := _OPENING.fullmatch(slot):
                 self.opens[i] = tuple(opened[1].split("(")[1:])
             elif closing := _CLOSING.fullmatch(slot):
@@ -330,7 +330,7 @@ def parse(
 
     Source: Vaswani et al. 2017, section 6.3.
     """
-    _check_search(beam_size, alpha)
+    require_search(beam_size, alpha)
     if isinstance(sentences, str):
         raise ValueError("sentences is one string: give a list of sentences.")
     leaves = [_sentence_leaves(sentence) for sentence in sentences]

@@ -19,7 +19,7 @@ from itertools import chain
 import sentencepiece as spm
 
 from .trees import _WORD, Tree, linearize
-from ..tokenizer import _MARK, BOS, EOS, PAD, UNK, Tokenizer
+from ..tokenizer import BOS, EOS, PAD, SPACE, UNK, Tokenizer
 
 # %% ../../notebooks/26_parsing.ipynb #1fb472c0
 def _tree_pair(tree: Tree, tokenizer: Tokenizer | None = None) -> tuple[str, str]:
@@ -56,12 +56,12 @@ def train_tree_tokenizer(
     texts = [_source_text(tree.words) for tree in trees]
     letters = len(set("".join(texts)))
     if form == "slots":
-        symbols = [_MARK + symbol for symbol in _slot_symbols(trees, vocab_size - 262)]
+        symbols = [SPACE + symbol for symbol in _slot_symbols(trees, vocab_size - 262)]
         texts, vocab_size = ["a"], len(symbols) + 262  # 262: bytes and the like
     elif form == "chunks":
         symbols = _chunk_symbols(trees, max(0, vocab_size - 300 - letters))
     else:
-        symbols = [_MARK + t for t in sorted(set(chain(*map(linearize, trees))))]
+        symbols = [SPACE + t for t in sorted(set(chain(*map(linearize, trees))))]
     out = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
@@ -267,9 +267,9 @@ _FORMS = ("", "chunks", "slots")
 def _form_of(tokenizer: Tokenizer) -> str:
     """What the tokens of a parser are: "" for single brackets, "chunks", or "slots"."""
     known = tokenizer.processor.piece_to_id
-    if known(_MARK + _ANY_WORD) != UNK:
+    if known(SPACE + _ANY_WORD) != UNK:
         return "slots"
-    return "chunks" if known(_MARK + _SHAPE) != UNK else ""
+    return "chunks" if known(SPACE + _SHAPE) != UNK else ""
 
 
 @lru_cache(maxsize=4)
@@ -277,7 +277,7 @@ def _pieces_known(tokenizer: Tokenizer) -> frozenset[str]:
     """All pieces that begin a word, without the mark that says so."""
     piece = tokenizer.processor.id_to_piece
     every = map(piece, range(tokenizer.vocab_size))
-    return frozenset(one[1:] for one in every if one[0] == _MARK)
+    return frozenset(one[1:] for one in every if one[0] == SPACE)
 
 
 def _chunk_symbols(trees: Sequence[Tree], room: int) -> list[str]:
@@ -290,4 +290,4 @@ def _chunk_symbols(trees: Sequence[Tree], room: int) -> list[str]:
     kept = [piece for piece, n in pieces.most_common(room // 3) if n > 2]
     kept += [w for w, n in words.most_common(room - len(kept)) if n > 2]
     singles = sorted(set(chain.from_iterable(sequences)))  # of which chunks are made
-    return [_MARK + s for s in sorted(shapes | set(kept))] + [f"_{t}" for t in singles]
+    return [SPACE + s for s in sorted(shapes | set(kept))] + [f"_{t}" for t in singles]

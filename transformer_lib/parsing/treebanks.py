@@ -18,11 +18,11 @@ from pathlib import Path
 
 from ..corpora import CorpusUnavailable, Source, unpack
 from transformer_lib.corpora.downloads import (
-    _DAMAGE,
-    _cache_folder,
-    _find_file,
-    _local_copies,
-    _warn_of_version,
+    DAMAGE,
+    cache_folder,
+    find_file,
+    local_copies,
+    warn_of_version,
 )
 from .trees import Tree, clean_tree, read_trees
 
@@ -94,10 +94,10 @@ def _load_craft(split: str) -> tuple[list[Tree], str]:
     name = _CRAFT_SPLITS[split]
     one_file = Source(f"craft_{name}.mrg.xz", "", _CRAFT_LICENCE,
                       also=(f"craft/{name}.mrg.xz",))  # fmt: skip
-    for place, path in _local_copies(one_file):
+    for place, path in local_copies(one_file):
         text = unpack(path.read_bytes(), path.name)
         return list(read_trees(text.split("\n"), path.name)), f"{place}, {path.name}"
-    return _find_file(
+    return find_file(
         _CRAFT, lambda path, called: _craft_archive(path, name, called)
     )
 
@@ -119,7 +119,7 @@ def _craft_archive(path: Path, name: str, called: str) -> list[Tree]:
             return trees
     except KeyError as error:
         problem = f"holds no file {error}"
-    except (*_DAMAGE, UnicodeDecodeError) as error:
+    except (*DAMAGE, UnicodeDecodeError) as error:
         problem = f"is cut short or damaged ({error})"
     raise CorpusUnavailable(f"{called} {problem}.")
 
@@ -139,7 +139,7 @@ def _load_wsj(split: str, folder: str | Path | None = None) -> tuple[list[Tree],
         CorpusUnavailable: If the folder or a section is not there.
     """
     mirror = os.environ.get("TRANSFORMER_LIB_MIRROR")
-    places = [_cache_folder() / "wsj", *([Path(mirror) / "wsj"] if mirror else [])]
+    places = [cache_folder() / "wsj", *([Path(mirror) / "wsj"] if mirror else [])]
     folders = [path for path in ([Path(folder)] if folder else places) if path.is_dir()]
     if not folders:
         raise CorpusUnavailable(
@@ -251,5 +251,5 @@ def load_trees(
         origin += f"; {len(trees) - len(kept)} trees without a word left out"
     bank = Treebank(name, split, kept, licence, origin)
     if name == "craft" and bank.sha256 != _CRAFT_KNOWN[split]:
-        _warn_of_version(f"craft, {split}", ["release 5.0.2"])
+        warn_of_version(f"craft, {split}", ["release 5.0.2"])
     return bank

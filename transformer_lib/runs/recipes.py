@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 
-from ..batches.augment import _KINDS
+from ..batches.augment import COPIES
 from ..machine import default_device, native_precision
 from ..storage import read_json
 from ..transformer import TransformerConfig
@@ -215,9 +215,9 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "sample": (lambda v: _is_real(v) and 0 <= v <= 1, "from 0 to 1"),
     "joined": _share(100), "renamed": _share(100),
     "varied": (
-        lambda v: isinstance(v, dict) and v.keys() <= _KINDS.keys()
+        lambda v: isinstance(v, dict) and v.keys() <= COPIES.keys()
         and all(_is_real(share) and share >= 0 for share in v.values()),
-        f"a table of shares, 0 or more, for any of {', '.join(_KINDS)}",
+        f"a table of shares, 0 or more, for any of {', '.join(COPIES)}",
     ),
     "kind": _one_of("bpe", "unigram"), "start_from": _TEXT,
     "accumulate": _whole(1, 10_000), "max_steps": _whole(1), "warmup": _whole(1),

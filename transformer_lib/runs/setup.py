@@ -20,30 +20,30 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..batches import Batch, Prepared, TokenPairs, prepare, vary_pairs
-from ..batches.plan import _join_pairs, _rename_pairs
+from ..batches.plan import join_pairs, rename_pairs
 from ..machine import Team, environment_record
 from ..objective import build_optimizer
 from transformer_lib.runs.checkpoints import (
     Progress,
     _drop_steps,
-    _load_weights,
     load_checkpoint,
+    load_weights,
 )
 from transformer_lib.runs.folder import (
     _check_folder,
     _claim_folder,
     _known_files,
     _mend_best,
-    _public,
     _read_about,
     _sweep_run,
     load_pretrained,
+    public_part,
 )
 from .recipes import Recipe
 from ..storage import DamagedFile
 from ..tokenizer import Tokenizer
-from ..training import BatchLoss, _compile_layers
-from ..transformer import Transformer, TransformerConfig, _normal_weights
+from ..training import BatchLoss, compile_layers
+from ..transformer import Transformer, TransformerConfig, normal_weights
 
 # %% ../../notebooks/13_runs.ipynb #b98330a8
 def _ready_data(
@@ -115,7 +115,7 @@ def _data_record(ready: Prepared) -> dict:
         files = sorted(ready.data["files"].items())
         sums = [file["sha256"] for name, file in files if name.startswith(f"{split}/")]
         record[f"{split}_sha256"] = hashlib.sha256("".join(sums).encode()).hexdigest()
-    return _public(record)
+    return public_part(record)
 
 
 def _check_text(run_dir: Path, ready: Prepared, folder: Path) -> None:
@@ -241,10 +241,10 @@ def _new_model(recipe: Recipe, vocab_size: int, team: Team) -> Transformer:
     dropout_layer = _FastDropout if recipe.fast_dropout else nn.Dropout
     model = Transformer(config, dropout_layer=dropout_layer)
     if recipe.initial_std:
-        _normal_weights(model, recipe.initial_std)
+        normal_weights(model, recipe.initial_std)
     model = model.to(team.device)
     if recipe.compiled:
-        _compile_layers(model)
+        compile_layers(model)
     if team.device == "cpu" and config.tie_embeddings and team.size == 1:
         for table in (model.src_embedding, model.tgt_embedding):
             table.sparse = True  # their gradient goes into that of the output
@@ -274,11 +274,11 @@ def _go_on(model: Transformer, state: State) -> bool:
 
 def _all_pairs(recipe: Recipe, ready: Prepared) -> TokenPairs:
     """What a run trains on: the prepared pairs, and those that are made of them."""
-    pairs = _rename_pairs(ready.train, ready.tokenizer, recipe.renamed,
+    pairs = rename_pairs(ready.train, ready.tokenizer, recipe.renamed,
                           recipe.max_length, recipe.seed)  # fmt: skip
     pairs = vary_pairs(pairs, ready.tokenizer, recipe.varied, recipe.max_length,
                        recipe.seed)  # fmt: skip
-    return _join_pairs(pairs, recipe.joined, recipe.max_length, recipe.seed)
+    return join_pairs(pairs, recipe.joined, recipe.max_length, recipe.seed)
 
 
 def _start_weights(
@@ -295,4 +295,4 @@ def _start_weights(
             f"the data was prepared with another vocabulary than {start_from} has; "
             "prepare it with that model's tokenizer."
         )
-    _load_weights(model, dict(start.named_parameters()))
+    load_weights(model, dict(start.named_parameters()))

@@ -25,7 +25,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..batches import Batch, TokenPairs, make_batch, pack
-from ..batches.plan import _plan_by_length, _plan_packed
+from ..batches.plan import plan_by_length, plan_packed
 from ..machine import Team, processes, warn_of_slow_bits
 from ..multihead import MultiHeadAttention
 from ..objective import noam_lr
@@ -34,8 +34,8 @@ from transformer_lib.runs.checkpoints import (
     _drop_steps,
     _keep_step,
     _random_states,
-    _save_tensors,
     save_checkpoint,
+    save_tensors,
 )
 from .folder import Run, _held_folder
 from .recipes import Recipe
@@ -167,7 +167,7 @@ class _Place(NamedTuple):
 def _places(pairs: TokenPairs, recipe: Recipe, at: Progress) -> Iterator[_Place]:
     """Batches without end, from where the progress says."""
     epoch, number = at.epoch, at.batch
-    divide = _plan_packed if recipe.packed else _plan_by_length
+    divide = plan_packed if recipe.packed else plan_by_length
     while True:
         plan = divide(pairs, recipe.max_tokens, recipe.seed, epoch)
         for i in range(number, len(plan)):
@@ -436,7 +436,7 @@ def _validate_and_save(
     if state.team.rank == 0:
         weights = dict(model.named_parameters())
         if loss < best or not (run_dir / "best.safetensors").exists():
-            _save_tensors(run_dir / "best.safetensors", weights, record)
+            save_tensors(run_dir / "best.safetensors", weights, record)
         _keep_step(run_dir, weights, at, recipe.keep_last)
         last = run_dir / "last.safetensors"
         save_checkpoint(last, model, state.optimizer, at, rngs)
