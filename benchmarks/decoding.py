@@ -41,8 +41,8 @@ from transformer_lib.batches import pad
 from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import CachedSteps, beam_search, search
 from transformer_lib.export import to_int8, to_marian
-from transformer_lib.export.common import _piece_names
-from transformer_lib.export.ctranslate2 import _ctranslate2_spec
+from transformer_lib.export.common import piece_names
+from transformer_lib.export.ctranslate2 import ctranslate2_spec
 from transformer_lib.machine import PRECISIONS, environment_record, fast_kinds
 from transformer_lib.runs import load_pretrained
 from transformer_lib.storage import write_json
@@ -89,7 +89,7 @@ def shipped(batch: int, count: int, quick: bool = False) -> Case:
     ids = tokenizer.encode_all([source for source, _ in test_pairs(quick)])
     ids = [row for row in ids if len(row) < longest]
     rows = [[*row, EOS] for row in ids[:: max(1, len(ids) // count)][:count]]
-    return Case(model, rows, batch, None, _piece_names(tokenizer))
+    return Case(model, rows, batch, None, piece_names(tokenizer))
 
 
 def test_pairs(quick: bool) -> list[tuple[str, str]]:
@@ -186,7 +186,7 @@ def ctranslate2_engine(case: Case, kind: str, folder: Path, threads: int):
 
     path = folder / kind
     path.mkdir(parents=True)
-    _ctranslate2_spec(case.model, case.names, kind).save(str(path))
+    ctranslate2_spec(case.model, case.names, kind).save(str(path))
     engine = ctranslate2.Translator(
         str(path),
         device=case.model.device.type,

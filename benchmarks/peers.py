@@ -176,7 +176,7 @@ class Ours(Peer):
             run = Path(run_dir)
             self.data, self.model, self.state = set_up(recipe, run, asked.data, Team())
         self.recipe, self.shared = recipe, self.state.shared
-        self.rate = partial(trainer._rate_at, recipe, self.model.train().config.d_model)
+        self.rate = partial(trainer.lr_at, recipe, self.model.train().config.d_model)
         self.optimizer = self.state.optimizer
         super().begin(ready, plan, asked)
         self.state.at.batch = asked.first * asked.updates
@@ -184,7 +184,7 @@ class Ours(Peer):
     def timed(self, places):
         start, busy = time.perf_counter(), time.process_time()
         for place, batches in itertools.islice(self.coming, len(places)):
-            trainer._one_update(
+            trainer.one_update(
                 self.recipe, self.model, self.state, self.rate, place, batches
             )
         spent = time.perf_counter() - start, time.process_time() - busy
@@ -378,9 +378,11 @@ def contend(asked) -> None:
     peer.begin(ready, plan, asked)
     with contextlib.ExitStack() as stack:
         if isinstance(peer, Ours):
-            groups = trainer._groups(peer.recipe, peer.data, peer.model, peer.state)
+            groups = trainer.batch_groups(
+                peer.recipe, peer.data, peer.model, peer.state
+            )
             peer.coming = stack.enter_context(
-                trainer._made_ahead(groups, peer.recipe.prefetch)
+                trainer.made_ahead(groups, peer.recipe.prefetch)
             )
         for line in sys.stdin:
             places = range(int(line) * asked.updates, (int(line) + 1) * asked.updates)

@@ -21,7 +21,7 @@ from kept import keep, out_file
 from training import SIZES, pairs_of, prepared
 
 from transformer_lib.machine import PRECISIONS, environment_record, fast_kinds
-from transformer_lib.speed import _ladder_on, climb, matmul_ceiling
+from transformer_lib.speed import climb, ladder_on, matmul_ceiling
 from transformer_lib.transformer import TransformerConfig
 
 MORE = {
@@ -52,7 +52,7 @@ def main(arguments=None) -> dict:
     if pairs is None:  # the grammar has few words, not thousands of pieces
         name, asked.vocab_size = "grammar-en-de", 340
         print("on the embedded grammar")
-    changes = _ladder_on(asked.device) | ({} if asked.quick else MORE)
+    changes = ladder_on(asked.device) | ({} if asked.quick else MORE)
     if asked.device == "cpu":
         changes.pop("compiled", None)  # chapter 21 compiles one layer there
     with tempfile.TemporaryDirectory() as folder:

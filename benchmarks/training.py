@@ -31,7 +31,7 @@ from kept import keep, out_file
 
 from transformer_lib.batches import Prepared, make_batch, plan_batches, prepare
 from transformer_lib.corpora import CorpusUnavailable, load_corpus
-from transformer_lib.export.marian import _marian_config
+from transformer_lib.export.marian import marian_config
 from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
 from transformer_lib.tokenizer import PAD
@@ -163,7 +163,7 @@ def compare(size: str, ready: Prepared, max_tokens: int, rounds: int, updates: i
     torch.manual_seed(0)
     config = TransformerConfig(vocab_size, **settings, dropout=DROPOUT)
     ours = Transformer(config)
-    theirs = MarianMTModel(_marian_config(config, use_cache=False))
+    theirs = MarianMTModel(marian_config(config, use_cache=False))
     makers = {
         "ours": (ours.train(), our_update),
         "Hugging Face": (theirs.train(), their_update),

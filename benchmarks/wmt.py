@@ -26,11 +26,11 @@ from apart import apart
 from kept import keep, out_file
 
 from transformer_lib.batches import prepare
-from transformer_lib.batches.prepared import _sample_pairs
+from transformer_lib.batches.prepared import sample_pairs
 from transformer_lib.corpora import grammar_split, stream_corpus
 from transformer_lib.machine import environment_record
 from transformer_lib.tokenizer import Tokenizer
-from transformer_lib.wmt import _clean_wmt, _miniature, _open_tar_member
+from transformer_lib.wmt import clean_wmt, miniature, open_tar_member
 
 
 def stage(function, *arguments) -> dict:
@@ -53,7 +53,7 @@ def real_pairs(count: int) -> list[tuple[str, str]]:
 
 
 def learn(corpus: dict, vocab_size: int, out: Path) -> None:
-    pairs = _sample_pairs(stream_corpus(corpus), 200_000)
+    pairs = sample_pairs(stream_corpus(corpus), 200_000)
     sides = (side for pair in pairs for side in pair)
     Tokenizer.train(sides, vocab_size).save(out)
 
@@ -66,7 +66,7 @@ def cut(corpus: dict, tokenizer: Path, folder: Path) -> None:
 
 def run_past(path: Path, member: str) -> None:
     """As far as a member at the end, all else being thrown away."""
-    with _open_tar_member(path, member) as file:
+    with open_tar_member(path, member) as file:
         while file.read(1 << 20):
             pass
 
@@ -77,12 +77,12 @@ def size_of(folder: Path) -> int:
 
 def stages(pairs: list, folder: Path, vocab_size: int, tokenizer=None) -> tuple:
     """All stages on some pairs; without a tokenizer, one is learned first."""
-    archives, valid = _miniature(pairs, folder / "in"), pairs[:500]
+    archives, valid = miniature(pairs, folder / "in"), pairs[:500]
     text, found = folder / "text", {}
     found["unpack and clean"] = stage(
-        _clean_wmt, "en-de", text, archives, folder / "in", valid, False
+        clean_wmt, "en-de", text, archives, folder / "in", valid, False
     )
-    corpus = _clean_wmt("en-de", text, archives, folder / "in", valid, False)
+    corpus = clean_wmt("en-de", text, archives, folder / "in", valid, False)
     if tokenizer is None:
         tokenizer = folder / "tokenizer.model"
         found["learn the vocabulary"] = stage(learn, corpus, vocab_size, tokenizer)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import load_corpus
-from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.corpora.known import hash_pairs
 from transformer_lib.encoder import mean_cosines
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import Run
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     pairs = some_of(valid, SENTENCES)
     record = {
         "command": "python experiments/alike_places.py RUN RUN",
-        "validation": {"pairs": len(pairs), "sha256": _hash_pairs(pairs)},
+        "validation": {"pairs": len(pairs), "sha256": hash_pairs(pairs)},
         "environment": environment_record("cpu"),
         "results": {name: measure(run, pairs) for name, run in runs.items()},
     }

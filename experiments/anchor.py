@@ -40,11 +40,11 @@ from transformer_lib.batches import (
 from transformer_lib.command_line import recipe_for
 from transformer_lib.corpora import load_corpus
 from transformer_lib.export import to_marian
-from transformer_lib.export.marian import _marian_config
+from transformer_lib.export.marian import marian_config
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import Recipe
-from transformer_lib.runs.setup import _all_pairs, _data_record, _ready_data
-from transformer_lib.runs.trainer import _rate_at
+from transformer_lib.runs.setup import all_pairs, data_record, ready_data
+from transformer_lib.runs.trainer import lr_at
 from transformer_lib.storage import whole_file, write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -143,13 +143,13 @@ def run(
     from transformers import MarianMTModel
 
     run_dir.mkdir(parents=True, exist_ok=True)
-    ready = _ready_data(recipe, run_dir, data_dir)
+    ready = ready_data(recipe, run_dir, data_dir)
     torch.manual_seed(recipe.seed)
     config = TransformerConfig(ready.tokenizer.vocab_size, **recipe.model)
     if begin == "ours":
         model = to_marian(Transformer(config))
     else:
-        model = MarianMTModel(_marian_config(config))
+        model = MarianMTModel(marian_config(config))
     if device == "cpu" and recipe.precision != "float32":
         # In 16 bits torch's fused attention is slow on its way back on a CPU.
         model.set_attn_implementation("eager")
@@ -163,7 +163,7 @@ def run(
         adam.load_state_dict(state["adam"])
         at = state["at"]
     began, before = time.monotonic(), at["seconds"]
-    pairs = _all_pairs(recipe, ready)
+    pairs = all_pairs(recipe, ready)
     plan = endless(pairs, recipe)
     for _ in range(at["step"]):
         next(plan)
@@ -174,7 +174,7 @@ def run(
         torch.manual_seed(recipe.seed * 1_000_000 + step)
         batch = make_batch(pairs, next(plan)).to(device)
         set_dropout(model, step > recipe.dropout_after)
-        rate = _rate_at(recipe, config.d_model, step)
+        rate = lr_at(recipe, config.d_model, step)
         adam.param_groups[0]["lr"] = rate
         with torch.autocast(device.split(":")[0], low, low != torch.float32):
             loss, tokens = summed_loss(model, batch, recipe.epsilon)
@@ -219,7 +219,7 @@ def run(
         "begin": begin,
         "attention": model.config._attn_implementation,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "data": _data_record(ready),
+        "data": data_record(ready),
         "environment": environment_record(device),
         "tokens": at["tokens"],
         "seconds": round(at["seconds"]),

@@ -28,11 +28,11 @@ import translator_text
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
-from transformer_lib.export.onnx import _rounded_to_8_bits
+from transformer_lib.export.onnx import rounded_to_8_bits
 from transformer_lib.machine import default_device
 from transformer_lib.runs import Recipe, Run, runs_folder, train
-from transformer_lib.runs.checkpoints import _step_files
-from transformer_lib.runs.folder import _pair_key
+from transformer_lib.runs.checkpoints import step_files
+from transformer_lib.runs.folder import pair_key
 from transformer_lib.storage import ensure_writable, write_json
 from transformer_lib.tokenizer import fold_text
 from transformer_lib.training import validation_loss
@@ -92,7 +92,7 @@ def choices_of(run: Run, run_dir: Path) -> list[str]:
     """Which weights of a run there are to choose from, the paper's choice last."""
     best_is_last = run.record["step"] == run.history[-1]["step"]
     choices = ["last"] if best_is_last else ["best", "last"]
-    return choices + ["average"] * (len(_step_files(run_dir)) > 1)
+    return choices + ["average"] * (len(step_files(run_dir)) > 1)
 
 
 def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> dict:
@@ -108,7 +108,7 @@ def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> d
         for beam_size in DECODINGS:
             row, outputs = scored(chosen, weights, beam_size, test)
             table.append(row)
-    small = replace(chosen, model=_rounded_to_8_bits(chosen.model))
+    small = replace(chosen, model=rounded_to_8_bits(chosen.model))
     in_8_bits, _ = scored(small, weights, 4, test)
     in_8_bits["weights"] += ", matrices in 8 bits"
     table.insert(-1, in_8_bits)
@@ -117,7 +117,7 @@ def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> d
         "sentences": len(test),
         "test_sha256": test.sha256,
     }
-    keys = [_pair_key(pair) for pair in test.pairs]
+    keys = [pair_key(pair) for pair in test.pairs]
     return {
         "recipe": asdict(run.recipe),
         "parameters": sum(p.numel() for p in run.model.parameters()),
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
         train(recipe, run_dir, data, device=device, max_seconds=60 * asked.max_minutes)
     write_json(path, record_of(run_dir, device, asked.weights))
     print(f"The record is in {path}.")
-    if len(_step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
+    if len(step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
         Run.load(run_dir, device, "average").save_pretrained(run_dir / "averaged")
 
 

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from transformer_lib.family import MEMBERS, FamilyConfig, ImageClassifier, build_model
 from transformer_lib.family.pretraining import (
-    _fit,
-    _next_token_loss,
-    _short_sentences,
-    _small_tokenizer,
+    fit_steps,
+    next_token_loss,
+    short_sentences,
+    small_tokenizer,
 )
 from transformer_lib.machine import environment_record
 from transformer_lib.storage import write_json
@@ -35,8 +35,8 @@ from transformer_lib.tokenizer import BOS, EOS
 
 OUT = Path(__file__).parents[1] / "transformer_lib/evidence/family-small.json"
 SMALL = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 128, "dropout": 0.0}
-CORPUS, TEXTS, HELD = _short_sentences()
-TOKENIZER = _small_tokenizer(TEXTS)
+CORPUS, TEXTS, HELD = short_sentences()
+TOKENIZER = small_tokenizer(TEXTS)
 V = TOKENIZER.vocab_size
 
 
@@ -52,7 +52,7 @@ def trained(positions: str, seed: int, short: int = 32, long: int = 128):
     torch.manual_seed(seed)
     settings = {**SMALL, **MEMBERS["GPT-2"], "positions": positions}
     model = build_model(FamilyConfig(V, **settings, max_length=long))
-    _fit(model, lambda: piece_loss(model, short), 400)
+    fit_steps(model, lambda: piece_loss(model, short), 400)
     return model
 
 
@@ -60,7 +60,7 @@ def piece_loss(model, length: int) -> Tensor:
     """On 16 pieces of running text."""
     text = torch.tensor([i for row in ROWS for i in row[1:]])
     at = torch.randint(len(text) - length - 1, (16, 1))
-    return _next_token_loss(model, text[at + torch.arange(length + 1)])
+    return next_token_loss(model, text[at + torch.arange(length + 1)])
 
 
 def judged(model, long: int = 128) -> tuple[list[float], int]:
@@ -89,7 +89,7 @@ def by_base(seed: int) -> dict:
         turned.load_state_dict(model.state_dict())
         losses[name], pieces = judged(turned.eval())
         torch.manual_seed(seed)
-        _fit(turned, lambda: piece_loss(turned, 128), 40, lr=1e-3)  # noqa: B023
+        fit_steps(turned, lambda: piece_loss(turned, 128), 40, lr=1e-3)  # noqa: B023
         losses[f"{name}, 40 updates"], _ = judged(turned)
     return {"bases": bases, "losses": losses, "pieces": pieces}
 
@@ -110,7 +110,7 @@ def digits(seed: int) -> dict:
         chosen = torch.randint(len(x), (64,))
         return F.cross_entropy(model(x[chosen]), y[chosen])
 
-    _fit(model, loss, 500, lr=3e-3)
+    fit_steps(model, loss, 500, lr=3e-3)
     with torch.inference_mode():
         wrong = int((model(test).argmax(-1) != truth).sum())
     missed = int((linear.predict(parts[1]) != parts[3]).sum())

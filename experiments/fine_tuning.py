@@ -23,7 +23,7 @@ from pathlib import Path
 
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import load_corpus
-from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.corpora.known import hash_pairs
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.fine_tuning import fine_tuning_recipe, mix_pairs
 from transformer_lib.runs import Run, load_pretrained, train
@@ -86,7 +86,7 @@ def scored(model, tokenizer, about: dict, tests: dict) -> dict:
     """Loss, BLEU and chrF of a model on each test set, greedy."""
     return {
         name: scores_of(model, tokenizer, about, pairs)
-        | {"sentences": len(pairs), "sha256": _hash_pairs(pairs)}
+        | {"sentences": len(pairs), "sha256": hash_pairs(pairs)}
         for name, pairs in tests.items()
     }
 
@@ -143,7 +143,7 @@ def run(asked: argparse.Namespace) -> dict:
             "corpus": f"{ORIGIN} of the mixed text",
             "old": OLD,
             "train_pairs": done.data["train_pairs"],
-            "sha256": _hash_pairs(text),
+            "sha256": hash_pairs(text),
         },
         "environment": done.environment,
         "updates": done.progress.step,

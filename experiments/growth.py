@@ -18,7 +18,7 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import Run, average_checkpoints
-from transformer_lib.runs.checkpoints import _step_files, load_weights
+from transformer_lib.runs.checkpoints import load_weights, step_files
 from transformer_lib.storage import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def main() -> None:
         print(f"{name:24} {bleu.value:6.2f}", flush=True)
 
     torch.set_num_threads(1)
-    files = _step_files(asked.run)
+    files = step_files(asked.run)
     for file in files:
         score(file.stem, 1, [file])
     for count in (1, 5, 10):

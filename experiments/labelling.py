@@ -27,7 +27,7 @@ from transformer_lib.parsing import (
     load_trees,
     train_tree_tokenizer,
 )
-from transformer_lib.parsing.parser import _score_parses
+from transformer_lib.parsing.parser import score_parses
 from transformer_lib.runs import (
     Progress,
     Recipe,
@@ -36,10 +36,10 @@ from transformer_lib.runs import (
     save_checkpoint,
 )
 from transformer_lib.runs.checkpoints import (
-    _drop_steps,
-    _keep_step,
-    _step_files,
+    drop_steps,
+    keep_step,
     load_weights,
+    step_files,
     step_of,
 )
 from transformer_lib.storage import write_json
@@ -116,7 +116,7 @@ class Trainer:
         start = time.perf_counter()
         parses = self.task.parse(trees, self.model)
         seconds = time.perf_counter() - start
-        return _score_parses(trees, parses) | {"seconds": seconds}, parses
+        return score_parses(trees, parses) | {"seconds": seconds}, parses
 
     def validate(self, loss: float) -> None:
         """Score development trees, and save."""
@@ -126,11 +126,11 @@ class Trainer:
         at.history.append(point | {"f1": self.score(self.few)[0]["f1"]})
         print(json.dumps(at.history[-1]), flush=True)
         weights = dict(self.model.named_parameters())
-        _keep_step(self.folder, weights, at, self.recipe.keep_last)
+        keep_step(self.folder, weights, at, self.recipe.keep_last)
         save_checkpoint(
             self.folder / "last.safetensors", self.model, self.optimizer, at
         )
-        _drop_steps(self.folder, at)
+        drop_steps(self.folder, at)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
         "passes": run.at.tokens / sum(words),
         "seconds": run.at.seconds,
         "f1": scores["f1"],
-        "weights": {"averaged": [step_of(path) for path in _step_files(given.run)]},
+        "weights": {"averaged": [step_of(path) for path in step_files(given.run)]},
         "scores": {"all": {"value": scores["f1"]} | scores},
         "development": {"trees": len(run.few), "every": given.some} | development,
         "test": {"sha256": bank.sha256, "trees": len(bank), "every": given.every},

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.machine import environment_record
 from transformer_lib.parsing import Tree, load_trees
-from transformer_lib.parsing.parser import _slot_search
-from transformer_lib.parsing.tree_tokens import _source_text, _split_words, _tree_pair
+from transformer_lib.parsing.parser import slot_search
+from transformer_lib.parsing.tree_tokens import source_text, split_words, tree_pair
 from transformer_lib.runs import Run
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS
@@ -57,7 +57,7 @@ def measure(run: Run, trees: list[Tree]) -> dict:
     model, tokenizer = run.model, run.tokenizer
     right, seen, on_word, words = torch.zeros(2), 0, 0.0, 0
     for tree in trees:
-        src, tgt = (tokenizer.encode(side) for side in _tree_pair(tree, tokenizer))
+        src, tgt = (tokenizer.encode(side) for side in tree_pair(tree, tokenizer))
         if len(tgt) != 2 * len(tree.words):  # brackets that no slot opens
             continue
         sides = torch.tensor([[*src, EOS]]), torch.tensor([[BOS, *tgt]])
@@ -69,8 +69,8 @@ def measure(run: Run, trees: list[Tree]) -> dict:
             on_word, words = on_word + own.sum(-1), words + own.shape[-1]
     heads = on_word / words  # (L, H)
     layer, head = divmod(int(heads.argmax()), heads.shape[1])
-    src = tokenizer.encode(_source_text(_split_words(SENTENCE), tokenizer))
-    (found,) = _slot_search(
+    src = tokenizer.encode(source_text(split_words(SENTENCE), tokenizer))
+    (found,) = slot_search(
         model, torch.tensor([[*src, EOS]]), tokenizer, [len(src) // 2]
     )
     one = looked(model, src, found[0].ids)[layer, head]
@@ -101,7 +101,7 @@ def main() -> None:
         results[run.recipe.name] = measure(run, trees)
     record = {
         "command": "python experiments/parser_heads.py RUN RUN",
-        "sentence": _split_words(SENTENCE),
+        "sentence": split_words(SENTENCE),
         "weights": given.weights,
         "development": {
             "trees": len(trees),

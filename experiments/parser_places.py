@@ -18,15 +18,15 @@ from evidence import some_of
 
 from transformer_lib.batches import Prepared
 from transformer_lib.corpora import load_corpus
-from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.corpora.known import hash_pairs
 from transformer_lib.machine import default_device
 from transformer_lib.parsing import train_parser
 from transformer_lib.runs import Recipe
 from transformer_lib.runs.checkpoints import (
-    _step_files,
-    _weights_in,
     load_weights,
+    step_files,
     step_of,
+    weights_in,
 )
 from transformer_lib.storage import write_json
 
@@ -52,8 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
     corpus = Prepared.load(given.run_dir / "trees" / "prepared").data["corpus"]
     pairs = some_of(load_corpus(corpus, "valid").pairs, SENTENCES)
     curve = []
-    for file in _step_files(given.run_dir):
-        load_weights(run.model, _weights_in(file))
+    for file in step_files(given.run_dir):
+        load_weights(run.model, weights_in(file))
         point = measure(run, pairs) | {"updates": step_of(file)}
         record = {key: point.pop(key) for key in ("recipe", "data")}
         curve.append(point)
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
             "environment": run.environment,
             "tokens": run.progress.tokens,
             "seconds": run.history[-1]["seconds"],
-            "development": {"pairs": len(pairs), "sha256": _hash_pairs(pairs)},
+            "development": {"pairs": len(pairs), "sha256": hash_pairs(pairs)},
             "curve": curve,
         },
     )

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from transformer_lib.machine import default_device
 from transformer_lib.parsing import BracketScore, load_trees, parse, train_parser
-from transformer_lib.parsing.parser import _score_parses
+from transformer_lib.parsing.parser import score_parses
 from transformer_lib.runs import Recipe, Run, train
 from transformer_lib.storage import read_json, write_json
 
@@ -37,7 +37,7 @@ def scored(run, trees: list, beam_size: int) -> dict:
     start = time.perf_counter()
     parses = parse(trees, run.model, run.tokenizer, beam_size, **SEARCH)
     seconds = time.perf_counter() - start
-    return _score_parses(trees, parses) | {"seconds": seconds}
+    return score_parses(trees, parses) | {"seconds": seconds}
 
 
 def train_in_stages(recipe: Recipe, folder: Path, given, few: list) -> Iterator[dict]:
@@ -101,13 +101,13 @@ def main() -> None:
     start = time.perf_counter()
     parses = parse(trees, run.model, run.tokenizer, given.beam, show=True, **SEARCH)
     seconds = time.perf_counter() - start
-    groups = {"all": _score_parses(trees, parses)}
+    groups = {"all": score_parses(trees, parses)}
     limit = recipe.max_length // (2 if recipe.corpus.endswith("+slots") else 1)
     for part, long in (("within", False), ("beyond", True)):
         those = [i for i, t in enumerate(trees) if (len(t.words) > limit) == long]
         if those:
             some = [trees[i] for i in those], [parses[i] for i in those]
-            groups[part] = _score_parses(*some)
+            groups[part] = score_parses(*some)
     each = [BracketScore.of(t, p.tree) for t, p in zip(trees, parses, strict=True)]
     data = read_json(given.run / "trees" / "prepared" / "data.json")
     in_a_pass = (data["train"]["tgt_tokens"] + data["train_pairs"]) / recipe.copies

@@ -29,11 +29,11 @@ from transformer_lib.batches import pad
 from transformer_lib.corpora import load_corpus
 from transformer_lib.family import MEMBERS, FamilyConfig, build_model, mask_tokens
 from transformer_lib.family.pretraining import (
-    _count_pairs,
-    _cut_batch,
-    _hidden_loss,
-    _short_sentences,
-    _span_loss,
+    count_pairs,
+    cut_batch,
+    hidden_loss,
+    short_sentences,
+    span_loss,
 )
 from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
@@ -66,9 +66,9 @@ class Task:
 
     def loss(self, model: nn.Module, rows: list[list[int]], seed: int) -> Tensor:
         if self.member == "BERT":
-            return _hidden_loss(model, pad(rows), self.vocab_size)
-        holes = _cut_batch(rows, self.sentinels, random.Random(seed), *SPANS)
-        return _span_loss(model, *holes)
+            return hidden_loss(model, pad(rows), self.vocab_size)
+        holes = cut_batch(rows, self.sentinels, random.Random(seed), *SPANS)
+        return span_loss(model, *holes)
 
     @torch.inference_mode()
     def judged(self, model: nn.Module, rows: list[list[int]], one, two) -> dict:
@@ -89,7 +89,7 @@ class Task:
                 right.append(ids[at[0], at[1] + 1])
                 answers.append(ids[at])
             else:
-                source, target = _cut_batch(batch, self.sentinels, rng, *SPANS)
+                source, target = cut_batch(batch, self.sentinels, rng, *SPANS)
                 answer, before = (
                     target[:, 1:],
                     neighbors(source, target, self.vocab_size),
@@ -134,13 +134,13 @@ def neighbors(source: Tensor, target: Tensor, vocab_size: int) -> Tensor:
 
 def run(member: str, seed: int, steps: int, out: Path, device: str) -> dict:
     """Train from the last checkpoint on, and judge."""
-    name, texts, held = _short_sentences(LONGEST, words=None, held=HELD)
+    name, texts, held = short_sentences(LONGEST, words=None, held=HELD)
     tokenizer = Tokenizer.train(texts, PIECES, model_type="unigram")
     shortest = 3 if member == "BERT" else 8  # 6 tokens, of which 3 are cut out
     rows = sorted(rows_of(tokenizer, texts, shortest), key=len)
     held_rows = rows_of(tokenizer, held, shortest)
     groups = [rows[i : i + ROWS] for i in range(0, len(rows), ROWS)]
-    one, two = _count_pairs(rows_of(tokenizer, texts, 3), tokenizer.vocab_size)
+    one, two = count_pairs(rows_of(tokenizer, texts, 3), tokenizer.vocab_size)
 
     torch.manual_seed(seed)
     task = Task(member, tokenizer.vocab_size)

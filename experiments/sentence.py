@@ -26,7 +26,7 @@ from torch import Tensor
 
 from transformer_lib.decoding import beam_search
 from transformer_lib.looking_inside import attention_weights
-from transformer_lib.looking_inside.weights import _merge_words, _word_groups
+from transformer_lib.looking_inside.weights import merge_words, word_groups
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import load_pretrained
 from transformer_lib.runs.folder import find_pretrained
@@ -63,7 +63,7 @@ def read(model, tokenizer, text: str) -> dict:
     sides = {}
     for name, ids in (("source", src), ("target", tgt)):
         pieces = [tokenizer.processor.id_to_piece(i) for i in ids]
-        sides[name] = {"ids": ids, "pieces": pieces, "words": _word_groups(pieces)}
+        sides[name] = {"ids": ids, "pieces": pieces, "words": word_groups(pieces)}
     sides["source"]["text"] = text
     sides["target"]["text"] = tokenizer.decode(tgt[1:])
     return sides
@@ -83,7 +83,7 @@ def best_head(model, sides: dict, relations: list) -> dict:
     places = [(words.index(a), words.index(b)) for a, b in relations]
     found = []
     for layer, heads in enumerate(attention_weights(model, *tensors(sides))["encoder"]):
-        merged = _merge_words(heads[0], source["words"], source["words"])  # (H, W, W)
+        merged = merge_words(heads[0], source["words"], source["words"])  # (H, W, W)
         for head, weights in enumerate(merged):
             seen = [weights[i, j].item() for i, j in places]
             found.append((min(seen), layer + 1, head + 1, seen))

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from fresh_split import fresh_pairs
 
-from transformer_lib.ablations import _t_quantile, ablate
+from transformer_lib.ablations import ablate, t_quantile
 from transformer_lib.batches import tokenize_pairs
-from transformer_lib.batches.prepared import _sample_pairs
+from transformer_lib.batches.prepared import sample_pairs
 from transformer_lib.corpora import load_corpus
-from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.corpora.known import hash_pairs
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.machine import default_device
 from transformer_lib.runs import Recipe, Run
@@ -42,8 +42,8 @@ def fresh_for(run: Run) -> list[tuple]:
         ValueError: If it is not what the run has read.
     """
     pairs = load_corpus(run.recipe.corpus).pairs
-    read = _sample_pairs(pairs, run.recipe.max_pairs)
-    if _hash_pairs(read) != run.data["sha256"]:
+    read = sample_pairs(pairs, run.recipe.max_pairs)
+    if hash_pairs(read) != run.data["sha256"]:
         raise ValueError(f"run {run.recipe.name} has read another text than this one.")
     return fresh_pairs(pairs, read)
 
@@ -56,7 +56,7 @@ def scores_of(run: Run, pairs: list[tuple]) -> dict:
     tokens = tokenize_pairs(pairs, run.tokenizer)
     return {
         "pairs": len(pairs),
-        "sha256": _hash_pairs(pairs),
+        "sha256": hash_pairs(pairs),
         "loss": validation_loss(run.model, tokens, run.recipe.max_tokens),
         "sacreBLEU": asdict(sacre_bleu(outputs, references)),
         "chrF++": asdict(chrf(outputs, references, word_order=2)),
@@ -108,7 +108,7 @@ def compare(records: list[dict], level: float = 0.95) -> dict:
         error = (2 * variance / runs) ** 0.5
         found[name] = {
             "difference": statistics.fmean(ours) - statistics.fmean(others),
-            "error": _t_quantile(2 * runs - 2, level) * error,
+            "error": t_quantile(2 * runs - 2, level) * error,
         }
     return found
 

@@ -34,8 +34,8 @@ from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import Progress, Recipe, load_checkpoint, save_checkpoint
 from transformer_lib.runs.checkpoints import load_tensors, load_weights, save_tensors
-from transformer_lib.runs.setup import _data_record, _ready_data
-from transformer_lib.runs.trainer import _rate_at
+from transformer_lib.runs.setup import data_record, ready_data
+from transformer_lib.runs.trainer import lr_at
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
 from transformer_lib.training import BatchLoss, update, validation_loss
@@ -102,7 +102,7 @@ def enough(row: dict, budgets: dict[str, float]) -> bool:
 def trained(kind: str, recipe: Recipe, run_dir: Path, budgets: dict, longest: int):
     """Train until all budgets are spent: the model, its text, and where it stands."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    ready = _ready_data(recipe, run_dir)
+    ready = ready_data(recipe, run_dir)
     model = made(kind, recipe, ready.tokenizer.vocab_size).train()
     optimizer, shared = build_optimizer(model), BatchLoss(model, recipe.chunk)
     last = run_dir / "last.safetensors"
@@ -122,7 +122,7 @@ def trained(kind: str, recipe: Recipe, run_dir: Path, budgets: dict, longest: in
                 paused = time.process_time()
                 counts.append(multiply_adds(shared, batch))
                 began += time.process_time() - paused
-            rate = _rate_at(recipe, recipe.model["d_model"], step)
+            rate = lr_at(recipe, recipe.model["d_model"], step)
             done = update(shared, optimizer, [batch], rate, recipe.epsilon)
             at.step, at.batch = step, at.batch + 1
             loss, tokens = loss + done.loss, tokens + done.tokens
@@ -160,7 +160,7 @@ def run(kind: str, recipe: Recipe, asked: argparse.Namespace) -> dict:
     record = {
         "kind": kind,
         "recipe": asdict(recipe),
-        "data": _data_record(ready),
+        "data": data_record(ready),
         "environment": environment_record("cpu"),
         "parameters": sum(p.numel() for p in model.parameters()),
         "budgets": budgets,

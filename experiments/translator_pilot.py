@@ -19,7 +19,7 @@ from pathlib import Path
 from fine_tuning import scores_of
 
 from transformer_lib.corpora import load_corpus
-from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.corpora.known import hash_pairs
 from transformer_lib.machine import default_device
 from transformer_lib.runs import Recipe, Run, load_pretrained, train
 from transformer_lib.storage import write_json
@@ -91,7 +91,7 @@ def run(asked: argparse.Namespace) -> dict:
         "valid": {
             "pairs": len(valid_pairs),
             "without_neighbors": len(pairs),
-            "sha256": _hash_pairs(pairs),
+            "sha256": hash_pairs(pairs),
         },
         "decoding": "beam 4, alpha 0.6, sentence by sentence, at most source + 50 "
         "tokens",

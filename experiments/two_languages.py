@@ -21,7 +21,7 @@ from pathlib import Path
 from fine_tuning import loss_of, scored, write_text
 
 from transformer_lib.corpora import load_corpus
-from transformer_lib.corpora.known import _hash_pairs
+from transformer_lib.corpora.known import hash_pairs
 from transformer_lib.fine_tuning import (
     add_pieces,
     fine_tuning_recipe,
@@ -126,7 +126,7 @@ def run(asked: argparse.Namespace) -> dict:
         "data": {
             "corpus": [CORPUS.format(language) for language in TAGS],
             "train_pairs": done.data["train_pairs"],
-            "sha256": _hash_pairs(mixed["train"]),
+            "sha256": hash_pairs(mixed["train"]),
         },
         "environment": done.environment,
         "updates": done.progress.step,

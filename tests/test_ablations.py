@@ -36,10 +36,10 @@ from transformer_lib.ablations import (
     _read_results,
     _scaled,
     _sign_agreement,
-    _t_quantile,
     _within_t,
     ablate,
     compare,
+    t_quantile,
     table,
     table_text,
     variation,
@@ -422,16 +422,16 @@ T_TABLE = {
 
 @pytest.mark.parametrize("freedom, t", T_TABLE.items())
 def test_quantiles_are_the_printed_ones(freedom, t):
-    assert _t_quantile(freedom) == pytest.approx(t, abs=6e-4)
-    assert _within_t(_t_quantile(freedom, 0.99), freedom) == pytest.approx(0.99)
+    assert t_quantile(freedom) == pytest.approx(t, abs=6e-4)
+    assert _within_t(t_quantile(freedom, 0.99), freedom) == pytest.approx(0.99)
 
 
 def test_t_has_closed_forms_for_one_and_two():
     for t in (0.1, 1.0, 3.7):
         assert _within_t(t, 1) == pytest.approx(2 / math.pi * math.atan(t))  # Cauchy's
         assert _within_t(t, 2) == pytest.approx(t / math.sqrt(2 + t * t))
-    assert _t_quantile(6, 0.99) == pytest.approx(3.707, abs=6e-4)
-    assert _t_quantile(10, 0.999) == pytest.approx(4.587, abs=6e-4)
+    assert t_quantile(6, 0.99) == pytest.approx(3.707, abs=6e-4)
+    assert t_quantile(10, 0.999) == pytest.approx(4.587, abs=6e-4)
 
 
 def test_spread_is_pooled_over_paired_differences():

@@ -33,7 +33,7 @@ def test_weights_of_another_model_are_refused(model):
 
 def test_only_the_last_steps_are_kept(train, tmp_path):
     train(tiny(keep_last=2), tmp_path)
-    names = [path.name for path in checkpoints._step_files(tmp_path)]
+    names = [path.name for path in checkpoints.step_files(tmp_path)]
     assert names == ["step-000004.safetensors", "step-000006.safetensors"]
     steps = Run.load(tmp_path, weights="average").record["averaged"]
     assert steps == [4, 6]
@@ -54,7 +54,7 @@ def test_average_of_copies_is_the_copy(train, tmp_path):
 
 def test_average_is_torchs_mean(train, tmp_path):
     train(tiny(), tmp_path)
-    files = checkpoints._step_files(tmp_path)
+    files = checkpoints.step_files(tmp_path)
     assert [checkpoints.step_of(path) for path in files] == [2, 4, 6]
     asked = (None, None, files), (2, None, files[1:]), (5, 4, files[2:])
     for last, after, chosen in asked:

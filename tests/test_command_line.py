@@ -394,7 +394,7 @@ OPTIONS = [option for option, takes_value in ALL_OPTIONS.items() if takes_value]
 DATA = ["--data", "data"]
 EARLY = {  # command, where it writes -> the rest of what is asked, and the work
     ("prepare", "--out"): (["--corpus", "grammar-en-de"], "tokenizer.Tokenizer.train"),
-    ("train", "--run"): (["small", *DATA, *TINY], "runs.setup._ready_data"),
+    ("train", "--run"): (["small", *DATA, *TINY], "runs.setup.ready_data"),
     ("average", "--out"): (["run"], "runs.average_checkpoints"),
     ("translate", "--output"): (["run", "one.en"], "translator.Translator.stream"),
     ("evaluate", "--json"): (

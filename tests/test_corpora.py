@@ -133,7 +133,7 @@ def test_another_version_is_told(tmp_path, monkeypatch):
         load_corpus("tatoeba-en-de")
     source, pairs = SOURCES["tatoeba-en-de"], load_corpus("tatoeba-en-de").pairs
     pairs += load_corpus("tatoeba-en-de", "valid").pairs
-    known = {corpora._hash_pairs(sorted(pairs)): "of these pairs"}
+    known = {corpora.hash_pairs(sorted(pairs)): "of these pairs"}
     source = replace(source, known=known)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

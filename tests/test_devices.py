@@ -117,9 +117,9 @@ def loss_after_updates(model, *_):
 
 def fitted(model):
     def loss():
-        return pretraining._next_token_loss(model, ids())
+        return pretraining.next_token_loss(model, ids())
 
-    found = pretraining._fit(model, loss, steps=3)
+    found = pretraining.fit_steps(model, loss, steps=3)
     return found
 
 
@@ -247,12 +247,12 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     ),
     "next_token_loss": (
         lambda: family_model(causal=True, positions="rotary", num_kv_heads=1),
-        lambda m: pretraining._next_token_loss(m, ids()).item(),
+        lambda m: pretraining.next_token_loss(m, ids()).item(),
     ),
     "hidden_loss": (family_model, lambda m: hidden(m)),
     "span_loss": (
         lambda: family_model(cross_attention=True, norm="rms"),
-        lambda m: pretraining._span_loss(m, ids(), ids(seed=1)).item(),
+        lambda m: pretraining.span_loss(m, ids(), ids(seed=1)).item(),
     ),
     "fit": (lambda: family_model(causal=True), fitted),
     "sample": (lambda: family_model(causal=True, positions="learned"), sampled),
@@ -332,7 +332,7 @@ def token_pairs(rows):
 
 def hidden(model):
     torch.manual_seed(3)
-    return pretraining._hidden_loss(model, ids(8), 49).item()
+    return pretraining.hidden_loss(model, ids(8), 49).item()
 
 
 def image_model():
@@ -606,9 +606,9 @@ def test_words_are_labelled_on_the_models_device():
             "CachedSteps.__init__",
             "src_ids = src_ids.to(model.device)",
         ),
-        ("hidden_loss", "_hidden_loss", "wanted = wanted.to(model.device)"),
+        ("hidden_loss", "hidden_loss", "wanted = wanted.to(model.device)"),
         ("attention_weights", "attention_weights", ".cpu()"),
-        ("span_loss", "_span_loss", "tgt_ids = tgt_ids.to(model.device)"),
+        ("span_loss", "span_loss", "tgt_ids = tgt_ids.to(model.device)"),
     ],
 )
 def test_a_missing_move_is_caught(name, function, gone):
@@ -712,7 +712,7 @@ def test_exports_are_made_on_the_cpu_and_leave_the_model(words):
         assert copied.output.weight is copied.src_embedding.weight
         twin = marian.to_marian(model)
         assert {p.device.type for p in twin.parameters()} == {"cpu"}
-        ctranslate2_export._ctranslate2_spec(model, common._piece_names(words[0]))
+        ctranslate2_export.ctranslate2_spec(model, common.piece_names(words[0]))
     assert common._on_cpu(copied) is copied
 
 

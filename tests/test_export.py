@@ -45,19 +45,19 @@ from transformer_lib.export.ctranslate2 import _export_ctranslate2
 from transformer_lib.export.int8 import _Int8Linear
 from transformer_lib.export.marian import (
     _export_marian,
-    _marian_config,
     _marian_model,
     _marian_places,
     _marian_scores,
     _sines_first,
+    marian_config,
 )
 from transformer_lib.export.onnx import (
-    _export_onnx,
     _in_16_bits,
     _OnnxSteps,
     _pack_weights,
-    _rounded_to_8_bits,
     _tokenizer_data,
+    export_onnx,
+    rounded_to_8_bits,
 )
 from transformer_lib.family import FamilyConfig, build_model
 from transformer_lib.looking_inside import attention_weights
@@ -107,7 +107,7 @@ def exports(tmp_path_factory):
         model, tokenizer, about = loaded if name == "shipped" else other_model()
         folder = tmp_path_factory.mktemp("export") / name
         graphs = onnx_export._graphs_of(model)
-        _export_onnx(model, tokenizer, folder, about, graphs=graphs)
+        export_onnx(model, tokenizer, folder, about, graphs=graphs)
         return model, tokenizer, folder, graphs
 
     return export
@@ -257,7 +257,7 @@ def test_what_is_twice_is_stored_once():
 def test_eight_bits_are_those_of_the_rounded_model(exports, tmp_path, name):
     """Whole numbers times scales: the weights of the rounded model and no others."""
     model, tokenizer, exact, graphs = exports(name)
-    folder = _export_onnx(
+    folder = export_onnx(
         model, tokenizer, tmp_path / "small", int8=True, graphs=graphs
     )
     size, half = ((f / "weights.bin").stat().st_size for f in (folder, exact))
@@ -267,7 +267,7 @@ def test_eight_bits_are_those_of_the_rounded_model(exports, tmp_path, name):
     others = 4 * sum(p.numel() for p in model.parameters() if p.dim() < 2)
     assert whole + 4 * scales <= size <= whole + 4 * scales + others + gaps
     assert size < 0.8 * half
-    rounded, small = _rounded_to_8_bits(model), OnnxModel(folder)
+    rounded, small = rounded_to_8_bits(model), OnnxModel(folder)
     for weight, near in zip(model.parameters(), rounded.parameters(), strict=True):
         if weight.dim() < 2:
             assert torch.equal(weight, near)
@@ -468,12 +468,12 @@ def test_nothing_else_is_written_over(tmp_path):
     model, tokenizer, _ = other_model()
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="something else than an export"):
-        _export_onnx(model, tokenizer, tmp_path)
+        export_onnx(model, tokenizer, tmp_path)
     with pytest.raises(ValueError, match="is a file"):
-        _export_onnx(model, tokenizer, tmp_path / "notes.txt")
+        export_onnx(model, tokenizer, tmp_path / "notes.txt")
     strange = load_pretrained("tatoeba-en-de")[1]
     with pytest.raises(ValueError, match="the one it was trained with"):
-        _export_onnx(model, strange, tmp_path / "new")
+        export_onnx(model, strange, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -518,7 +518,7 @@ def test_folders_of_others_stay(tmp_path):
         (tmp_path / name).write_text("{}")
     onnx_export._write_folder(tmp_path / "it", {"a": b"1"}, {"files": {}})
     with pytest.raises(ValueError, match="holds something else"):
-        _export_onnx(*other_model()[:2], tmp_path / "page")
+        export_onnx(*other_model()[:2], tmp_path / "page")
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
     assert found >= {"it.old/notes", "it.part/notes", "page/manifest.json"}
 
@@ -626,7 +626,7 @@ def test_marian_begins_with_normal_weights():
     config = TransformerConfig(400, d_model=64, num_heads=4, num_layers=2, d_ff=96)
     model = Transformer(config)
     normal_weights(model, 0.02)
-    ours, theirs = to_marian(model), MarianMTModel(_marian_config(config))
+    ours, theirs = to_marian(model), MarianMTModel(marian_config(config))
     for name, tensor in theirs.named_parameters():
         mine, its = (t.detach() for t in (ours.get_parameter(name), tensor))
         if its.dim() == 1 or "position" in name:  # biases, norms, sines
@@ -661,7 +661,7 @@ def test_other_marians_are_refused(change, telling):
     from transformers import MarianMTModel
 
     model, _ = small_model()
-    twin = MarianMTModel(_marian_config(model.config, **change))
+    twin = MarianMTModel(marian_config(model.config, **change))
     with pytest.raises(ValueError, match=telling):
         _marian_model(twin)
 
@@ -675,7 +675,7 @@ def test_a_marian_like_those_of_the_hub(activation, start, tmp_path):
     sizes = {"d_model": 24, "num_heads": 3, "num_layers": 2, "d_ff": 40, "dropout": 0.0}
     changes = {"activation_function": activation, "decoder_start_token_id": start}
     torch.manual_seed(1)
-    config = _marian_config(TransformerConfig(50, **sizes), **changes)
+    config = marian_config(TransformerConfig(50, **sizes), **changes)
     twin = MarianMTModel(config)
     twin.final_logits_bias.normal_()
     with torch.no_grad():
@@ -762,7 +762,7 @@ def test_why_models_of_opus_mt_are_refused(tmp_path):
     pad_id = names["<pad>"] = len(names)
     (tmp_path / "vocab.json").write_text(json.dumps(names), encoding="utf-8")
     sizes = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
-    config = _marian_config(
+    config = marian_config(
         TransformerConfig(len(names), **sizes),
         activation_function="swish",
         pad_token_id=pad_id,
@@ -1011,7 +1011,7 @@ def test_what_chapter_28_changes_is_not_left_out(tmp_path, changes, telling):
     config = FamilyConfig(tokenizer.vocab_size, cross_attention=True, **sizes)
     model = build_model(config)
     writers = [_export_marian, _export_ctranslate2]
-    writers += [_export_onnx] if changes.keys() & {"positions", "num_kv_heads"} else []
+    writers += [export_onnx] if changes.keys() & {"positions", "num_kv_heads"} else []
     for write in writers:
         with pytest.raises(ValueError, match=telling):
             write(model, tokenizer, tmp_path / "it")
@@ -1037,7 +1037,7 @@ def test_a_bit_of_any_file_of_an_export_is_noticed(tmp_path, write, read):
     read(folder)
 
 
-@pytest.mark.parametrize("write", [_export_onnx, _export_marian, _export_ctranslate2])
+@pytest.mark.parametrize("write", [export_onnx, _export_marian, _export_ctranslate2])
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_other_numbers_are_refused(tmp_path, write, kind):
     model, tokenizer = small_model()

@@ -43,13 +43,13 @@ from transformer_lib.family import (
 )
 from transformer_lib.family.models import _NETWORKS, _cut_patches, _make_stack
 from transformer_lib.family.pretraining import (
-    _count_pairs,
-    _fit,
-    _next_token_loss,
     _random_spans,
     _row_batches,
-    _short_sentences,
-    _small_tokenizer,
+    count_pairs,
+    fit_steps,
+    next_token_loss,
+    short_sentences,
+    small_tokenizer,
 )
 from transformer_lib.multihead import MultiHeadAttention
 from transformer_lib.positions import position_rotation
@@ -743,7 +743,7 @@ def test_tokens_do_not_see_each_others_experts():
 def test_a_model_with_experts_learns_and_counts_its_parameters():
     model = model_of("LLaMA", num_experts=3, num_kv_heads=2)
     rows = ids_of(4, 6)
-    losses = _fit(model, lambda: _next_token_loss(model, rows), 40, lr=2e-2)
+    losses = fit_steps(model, lambda: next_token_loss(model, rows), 40, lr=2e-2)
     assert losses[-1] < 0.5 * losses[0]
     routers = [n for n, p in model.named_parameters() if "router" in n]
     assert len(routers) == SIZES["num_layers"]
@@ -881,7 +881,7 @@ def test_groups_of_one_size(shared):
 
 
 def test_counting_pairs_by_hand():
-    one, two = _count_pairs([[2, 4, 5, 3], [2, 4, 4, 3]], 7)
+    one, two = count_pairs([[2, 4, 5, 3], [2, 4, 4, 3]], 7)
     assert one.sum().item() == pytest.approx(1) and two.shape == (7, 7)
     torch.testing.assert_close(two.sum(-1), torch.ones(7))
     assert one[4] == one.max() and one[6] > 0  # seen most, and never seen
@@ -915,14 +915,14 @@ def test_sentences_without_a_mirror(monkeypatch, tmp_path):
         return load_corpus(name, split) if "grammar" in name else unreachable()
 
     monkeypatch.setattr(pretraining, "load_corpus", only_grammar)
-    name, train, held = _short_sentences(30, 60, 50)
+    name, train, held = short_sentences(30, 60, 50)
     assert name == "grammar-en-de" and len(train) > 500 and len(held) == 50
     assert not set(train) & set(held) and max(map(len, train + held)) <= 60
     words = {word for text in train + held for word in re.findall(r"[\w']+", text)}
     assert len(words) <= 60
-    _, everything, _ = _short_sentences(60, None)
+    _, everything, _ = short_sentences(60, None)
     assert len(everything) > len(train)
-    assert _small_tokenizer(everything).vocab_size == 400
+    assert small_tokenizer(everything).vocab_size == 400
 
 
 @pytest.mark.parametrize("member", ["GPT", "BERT", "LLaMA"])
@@ -939,7 +939,7 @@ def test_every_member_learns_a_row_by_heart(member):
             return F.cross_entropy(logits[:, ::3].flatten(0, 1), ids[:, ::3].flatten())
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
-    losses = _fit(model, loss, 60, lr=2e-2)
+    losses = fit_steps(model, loss, 60, lr=2e-2)
     assert len(losses) == 60 and losses[0] > 2 and losses[-1] < 0.5
     assert not model.training
 
@@ -957,10 +957,11 @@ def test_a_training_that_runs_out_of_time_ends_with_a_rate_of_zero(monkeypatch):
         "step",
         lambda self: (rates.append(self.param_groups[0]["lr"]), step(self))[1],
     )
-    losses = _fit(weight, lambda: weight(torch.ones(1)).square().sum(), 200, 1.0, 10.0)
+    square = lambda: weight(torch.ones(1)).square().sum()  # noqa: E731
+    losses = fit_steps(weight, square, 200, 1.0, 10.0)
     assert len(losses) == len(rates) == 10  # at 20, 40, ... 200 of 200 steps
     assert rates[0] > 0.9 and rates == sorted(rates, reverse=True) and rates[-1] < 0.01
-    assert len(_fit(weight, lambda: weight(torch.ones(1)).sum(), 25)) == 25
+    assert len(fit_steps(weight, lambda: weight(torch.ones(1)).sum(), 25)) == 25
 
 
 # --- exercises ------------------------------------------------------------------------

@@ -273,10 +273,10 @@ def a_marian_like_those_of_the_hub(tokenizer, folder):
     """Swish, biases at the output, a start by padding; transformers' own weights."""
     from transformers import MarianMTModel
 
-    from transformer_lib.export.marian import _marian_config
+    from transformer_lib.export.marian import marian_config
 
     torch.manual_seed(1)
-    config = _marian_config(
+    config = marian_config(
         TransformerConfig(tokenizer.vocab_size, **SIZES),
         activation_function="swish",
         decoder_start_token_id=PAD,

@@ -148,6 +148,16 @@ def test_underscore_names_stay_in_their_chapter():
     ] == []
 
 
+@pytest.mark.parametrize("folder", ["experiments", "benchmarks", "book"])
+def test_tools_take_what_is_public(folder):
+    assert [
+        f"{path.name} takes {what} of {other}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for other, what in taken(path.read_text("utf-8"))
+        if what.startswith("_") and other in MODULES
+    ] == []
+
+
 def test_a_door_offers_what_its_rooms_have():
     """And no two rooms the same name, and no name is that of a room."""
     for stub in LIBRARY.glob("*/__init__.pyi"):

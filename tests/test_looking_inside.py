@@ -31,11 +31,11 @@ from transformer_lib.looking_inside.weights import (
     _attentions,
     _join_labels,
     _links,
-    _merge_words,
     _read_aligned,
     _row_statistics,
     _sign_ids,
-    _word_groups,
+    merge_words,
+    word_groups,
 )
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
@@ -136,7 +136,7 @@ def stop(*seen):
 
 def test_words_of_pieces():
     pieces = ["<s>", "▁Tom", "'", "s", "▁rain", "ing", ",", '▁"', "so", ".", "</s>"]
-    groups = _word_groups(pieces)
+    groups = word_groups(pieces)
     words = _join_labels(pieces, groups)
     assert words == ["<s>", "Tom's", "raining", ",", '"', "so", ".", "</s>"]
     assert sorted(i for group in groups for i in group) == list(range(len(pieces)))
@@ -154,7 +154,7 @@ def test_merged_weights_equal_loops(seed, T, S):
     rows, columns = groups(T), groups(S)
     weights = torch.rand(2, T, S, generator=torch.Generator().manual_seed(seed))
     weights = weights / weights.sum(-1, keepdim=True)
-    got = _merge_words(weights, rows, columns)
+    got = merge_words(weights, rows, columns)
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             wanted = sum(weights[:, t, s] for t in row for s in column) / len(row)

@@ -32,7 +32,7 @@ from transformer_lib.parsing.tree_tokens import (
     _brackets_of_slots,
     _chunks,
     _form_of,
-    _tree_pair,
+    tree_pair,
 )
 from transformer_lib.parsing.trees import _DEEPEST, _fault
 from transformer_lib.runs import Recipe
@@ -153,7 +153,7 @@ def test_prepared_slots_stand_side_by_side(tmp_path, monkeypatch):
             )
             == one
         )
-        cut += source != _tree_pair(one, tokenizer)[0]
+        cut += source != tree_pair(one, tokenizer)[0]
         assert number >= len(trees) or not cut  # the first copy is whole
     assert cut
     for row in range(0, len(ready.train), 199):
@@ -180,9 +180,9 @@ def test_slots_of_an_untrained_parser_are_trees(beam_size):
     for one, found in zip(trees, parses, strict=True):
         assert found.tree.words == one.words
         assert found.tokens == linearize(found.tree)
-    source = tokenizer.encode(_tree_pair(trees[0], tokenizer)[0])
+    source = tokenizer.encode(tree_pair(trees[0], tokenizer)[0])
     src_ids = torch.tensor([[*source, 3]])
-    ((best, *_),) = parsing._slot_search(
+    ((best, *_),) = parsing.slot_search(
         model, src_ids, tokenizer, [len(trees[0].words)], beam_size
     )
     assert len(best.ids) == len(source) and -1000 < best.log_prob < 0

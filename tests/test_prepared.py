@@ -37,9 +37,9 @@ from transformer_lib.batches.plan import flatten
 from transformer_lib.batches.prepared import (
     _load_pairs,
     _PairWriter,
-    _sample_pairs,
     _save_pairs,
     pieces_of,
+    sample_pairs,
 )
 from transformer_lib.corpora import grammar_split
 from transformer_lib.decoding import Hypothesis
@@ -244,11 +244,11 @@ def test_pieces_are_the_stream(texts, size):
 
 
 def test_a_sample_is_bounded_whole_if_short_and_the_same_again():
-    assert _sample_pairs(iter(range(5)), 9) == [0, 1, 2, 3, 4]
-    sample = _sample_pairs(iter(range(1000)), 50, seed=3)
-    assert len(set(sample)) == 50 and sample == _sample_pairs(range(1000), 50, seed=3)
-    assert sample != _sample_pairs(range(1000), 50, seed=4)
-    drawn = [x for seed in range(400) for x in _sample_pairs(range(40), 10, seed)]
+    assert sample_pairs(iter(range(5)), 9) == [0, 1, 2, 3, 4]
+    sample = sample_pairs(iter(range(1000)), 50, seed=3)
+    assert len(set(sample)) == 50 and sample == sample_pairs(range(1000), 50, seed=3)
+    assert sample != sample_pairs(range(1000), 50, seed=4)
+    drawn = [x for seed in range(400) for x in sample_pairs(range(40), 10, seed)]
     times = np.bincount(drawn, minlength=40)
     assert times.min() > 60 and times.max() < 140  # 100 each; sqrt(75) to either side
 
@@ -300,7 +300,7 @@ def test_prepare_writes_what_tokenize_pairs_gives(text, prepared):
 def test_prepare_takes_a_sample_of_the_pairs(text, tmp_path):
     done = prepare(text, tmp_path / "a", 300, max_pairs=100)
     corpora = [room.load_corpus(text, split) for split in ("train", "valid")]
-    some = room._sample_pairs(corpora[0].pairs, 100)
+    some = room.sample_pairs(corpora[0].pairs, 100)
     wanted = tokenize_pairs(some, done.tokenizer)
     assert np.array_equal(done.train.tgt, wanted.tgt) and len(done.train) == 100
     assert len(done.valid) == len(corpora[1])

@@ -220,7 +220,7 @@ def test_pretraining_gone_on_with_gives_the_same(tmp_path, monkeypatch, member):
     text = [pair[0] for pair in load_corpus("grammar-en-de").pairs]
     text = sorted(set(text))[:400]
     some = ("grammar", text[50:], text[:50])
-    monkeypatch.setattr(pretraining, "_short_sentences", lambda *_, **__: some)
+    monkeypatch.setattr(pretraining, "short_sentences", lambda *_, **__: some)
     monkeypatch.setattr(pretraining, "PIECES", 340)
     tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16, "dropout": 0.1}
     monkeypatch.setattr(pretraining, "SIZE", tiny)

@@ -112,7 +112,7 @@ if recipe.precision == "float16":
     source = inspect.getsource(trainer._adjust_scale)
     assert source.count("== 2000") == 1
     exec(source.replace("== 2000", "== 5"), vars(trainer))
-one_update = trainer._one_update
+one_update = trainer.one_update
 
 
 def start(run_dir):
@@ -128,7 +128,7 @@ def start(run_dir):
         return made
 
     try:
-        trainer._one_update = told
+        trainer.one_update = told
         train(recipe, run_dir, data, show=False)
         with open(f"{folder}/modules", "w") as file:
             json.dump(list(sys.modules), file)

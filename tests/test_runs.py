@@ -183,7 +183,7 @@ def test_train_clears_away_its_own_leftovers_only(train, tmp_path):
     train(tiny(max_steps=6, keep_last=1), tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert not names & set(own) and names >= set(others)
-    assert {path.name for path in checkpoints._step_files(tmp_path)} == {
+    assert {path.name for path in checkpoints.step_files(tmp_path)} == {
         "step-000001.safetensors",
         "step-000006.safetensors",
     }
@@ -396,7 +396,7 @@ def test_read_evidence_says_what_is_missing():
 
 def test_recorded_outputs_are_matched_by_hash():
     pairs = FEW["valid"]
-    outputs = {runs._pair_key(pair): str(i) for i, pair in enumerate(pairs)}
+    outputs = {runs.pair_key(pair): str(i) for i, pair in enumerate(pairs)}
     record = {"recipe": {"corpus": "x"}, "outputs": {"gone": "?"} | outputs}
     with pytest.MonkeyPatch.context() as patch:
         found = Corpus("x", "test", pairs[::-1], licence="ours", origin="a test")

@@ -31,7 +31,6 @@ from transformer_lib.speed import (
     _feed,
     _first_losses,
     _ladder,
-    _ladder_on,
     _laps,
     _LiveMemory,
     _mean_loss,
@@ -41,6 +40,7 @@ from transformer_lib.speed import (
     _trainer,
     _training_flops,
     climb,
+    ladder_on,
     matmul_ceiling,
     quantize_rows,
     race,
@@ -162,7 +162,7 @@ def test_the_last_step_of_a_gpu_is_in_the_bits_that_it_is_fast_in(
     rates = {"float32": 157e9, "bfloat16": 85e9}
     monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
     monkeypatch.setattr(machine, "default_device", lambda device: device)
-    changes = _ladder_on("cuda" if capability else "cpu")
+    changes = ladder_on("cuda" if capability else "cpu")
     same = list(_LADDER)[:-1]
     assert list(changes) == [*same, bits]
     assert {name: changes[name] for name in same} == {n: _LADDER[n] for n in same}
@@ -174,7 +174,7 @@ def test_a_cpu_that_emulates_16_bits_is_not_raced_in_them(monkeypatch):
     rates = {"float32": 42e9, "bfloat16": 5e8}
     monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
     assert fast_kinds("cpu") == ["float32"]
-    assert list(_ladder_on("cpu")) == list(_LADDER)[:-1]
+    assert list(ladder_on("cpu")) == list(_LADDER)[:-1]
 
 
 def test_float16_scales_the_loss_and_skips_what_overflows(monkeypatch):
@@ -407,5 +407,5 @@ def test_benchmark_runs(tmp_path):
     out, command = tmp_path / "a.json", [sys.executable, str(path), "--quick", "--out"]
     subprocess.run([*command, str(out)], check=True, capture_output=True, timeout=1800)
     record = json.loads(out.read_text("utf-8"))
-    assert [line["step"] for line in record["ladder"]] == list(_ladder_on("cpu"))
+    assert [line["step"] for line in record["ladder"]] == list(ladder_on("cpu"))
     assert list(record["ceiling"]) == fast_kinds("cpu")

@@ -385,7 +385,7 @@ def test_joined_lines_are_read_in_training_and_not_in_validation(train, tmp_path
 def test_the_rate_is_brought_down_at_the_end(train, tmp_path):
     plain, cooled = tiny(warmup=2), tiny(warmup=2, cooldown=4)
     rates = [
-        [trainer._rate_at(recipe, 32, step) for step in range(1, 7)]
+        [trainer.lr_at(recipe, 32, step) for step in range(1, 7)]
         for recipe in (plain, cooled)
     ]
     assert rates[0] == [noam_lr(step, 32, 2, plain.factor) for step in range(1, 7)]
@@ -401,7 +401,7 @@ def test_copies_with_made_up_names_are_read_in_training():
     tokenizer = Tokenizer.train([side for pair in text * 2 for side in pair], 300)
     ready = SimpleNamespace(train=tokenize_pairs(text, tokenizer), tokenizer=tokenizer)
     count = {
-        share: len(setup._all_pairs(tiny(renamed=share, joined=1.0), ready))
+        share: len(setup.all_pairs(tiny(renamed=share, joined=1.0), ready))
         for share in (0.0, 2.0)
     }
     assert count == {0.0: 4, 2.0: 12}  # copies first; they are joined like the others
@@ -455,11 +455,11 @@ def test_what_makes_batches_ahead_hands_on_its_errors_and_ends():
         raise OSError("the disk is gone")
 
     before = threading.active_count()
-    with trainer._made_ahead(items(), 4) as ready:
+    with trainer.made_ahead(items(), 4) as ready:
         assert [next(ready), next(ready)] == [1, 2]
         with pytest.raises(OSError, match="the disk is gone"):
             next(ready)
-    with trainer._made_ahead(iter(range(10**9)), 2) as ready:
+    with trainer.made_ahead(iter(range(10**9)), 2) as ready:
         assert next(ready) == 0
     assert threading.active_count() == before
 

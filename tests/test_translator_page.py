@@ -14,7 +14,7 @@ from conftest import UNSEEN
 from looks import BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 from test_live_pages import LIGHT_PAGE, Reader
 
-from transformer_lib.export.onnx import _rounded_to_8_bits
+from transformer_lib.export.onnx import rounded_to_8_bits
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import fold_text
 from transformer_lib.translator import (
@@ -164,7 +164,7 @@ def engine(person):
 def translator():
     """The library, with the weights that the page has: in 8 bits."""
     model, *others = load_pretrained("tatoeba-en-de", "cpu")
-    return Translator(_rounded_to_8_bits(model), *others)
+    return Translator(rounded_to_8_bits(model), *others)
 
 
 # --- before the first click -----------------------------------------------------------

@@ -6,12 +6,12 @@ from made_trees import TREES, tree
 from transformer_lib.parsing import clean_tree, linearize
 from transformer_lib.parsing.tree_tokens import (
     _brackets_of_slots,
-    _source_text,
     _source_word,
-    _split_words,
     _tree_slots,
     _word_shape,
     _word_slots,
+    source_text,
+    split_words,
 )
 
 SOME = settings(max_examples=60, deadline=None)
@@ -65,12 +65,12 @@ def test_slots_of_words():
 
 
 def test_words_are_single_tokens():
-    assert _source_text(["-LRB-", "BMP", "-RRB-"]) == "( BMP )"
+    assert source_text(["-LRB-", "BMP", "-RRB-"]) == "( BMP )"
     shapes = {"Walking": "~Aing", "p53s": "~9s", "Bmp-2": "~A9-", "xqz": "~"}
     assert {word: _word_shape(word) for word in shapes} == shapes
     for odd in ("Xpd TTD", "a\u00a0b", "\u00b4", "\u2009"):
         assert len(_source_word(odd).split()) == 1
-    assert _split_words("Mice (n = 3) don't fly, do they?") == [
+    assert split_words("Mice (n = 3) don't fly, do they?") == [
         "Mice",
         "(",
         "n",

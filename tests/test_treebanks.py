@@ -22,7 +22,7 @@ from transformer_lib.parsing import (
     repair,
     treebanks,
 )
-from transformer_lib.parsing.tree_tokens import _chunks, _tree_pair
+from transformer_lib.parsing.tree_tokens import _chunks, tree_pair
 from transformer_lib.parsing.trees import _BRACKETS, _fault
 
 SMALL = "(S (NP (DT The) (NN dog)) (VP (VBD saw) (NP (PRP it))) (. .))"
@@ -198,7 +198,7 @@ def test_craft_development_split_and_its_score():
     bank = load_trees("craft", "valid")
     assert len(bank) == 2_780
     for one in bank.trees:
-        source, target = _tree_pair(one)
+        source, target = tree_pair(one)
         assert len(source.split()) == len(one.words) == len(_chunks(target.split()))
     total = sum((BracketScore.of(t, t) for t in bank.trees), BracketScore())
     assert total.f1 == 100 and total.exact == total.sentences == 2_780

@@ -170,7 +170,7 @@ def served(server, archive):
 
 
 def test_a_download_goes_on_where_it_broke_off(server, tmp_path, real):
-    made = wmt._miniature(real, tmp_path / "in")["europarl"]
+    made = wmt.miniature(real, tmp_path / "in")["europarl"]
     archive, cache = served(server, made), tmp_path / "there"
     server.at_most = made.size // 3 + 1
     path = wmt._fetch_archive(archive, cache)
@@ -181,7 +181,7 @@ def test_a_download_goes_on_where_it_broke_off(server, tmp_path, real):
 
 
 def test_a_later_call_goes_on(server, tmp_path, real):
-    archive = served(server, wmt._miniature(real, tmp_path / "in")["europarl"])
+    archive = served(server, wmt.miniature(real, tmp_path / "in")["europarl"])
     server.at_most = 10_000
     (tmp_path / "there").mkdir()
     with pytest.raises(CorpusUnavailable, match="broke off after 10,000 of"):
@@ -208,7 +208,7 @@ def test_a_download_is_never_in_memory(server, tmp_path):
 
 @pytest.mark.parametrize("wrong", ["size", "hash"])
 def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
-    archive = served(server, wmt._miniature(real, tmp_path / "in")["commoncrawl"])
+    archive = served(server, wmt.miniature(real, tmp_path / "in")["commoncrawl"])
     if wrong == "hash":
         flipped = bytearray(server.content)
         flipped[len(flipped) // 2] ^= 1
@@ -222,7 +222,7 @@ def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
 
 
 def test_parts_of_two_editions_are_fetched_once_more(server, tmp_path, real):
-    archive = served(server, wmt._miniature(real, tmp_path / "in")["commoncrawl"])
+    archive = served(server, wmt.miniature(real, tmp_path / "in")["commoncrawl"])
     part = _Part.find(tmp_path / f"{archive.source.filename}.part", "x")
     part.start(archive.source.url, '"one"', archive.size)
     part.add(b"another edition")
@@ -238,7 +238,7 @@ def test_nowhere_to_be_had(tmp_path):
 
 
 def test_the_cache_comes_first(tmp_path, real):
-    made = wmt._miniature(real, tmp_path / "cache")["europarl"]
+    made = wmt.miniature(real, tmp_path / "cache")["europarl"]
     gone = replace(made, source=replace(made.source, url="http://127.0.0.1:9/x"))
     assert wmt._fetch_archive(gone) == tmp_path / "cache" / made.source.filename
 
@@ -248,7 +248,7 @@ def test_the_cache_comes_first(tmp_path, real):
 
 @pytest.mark.parametrize("pair", ["en-de", "en-fr"])
 def test_from_archives_to_token_files(pair, tmp_path, real):
-    archives = wmt._miniature(real, tmp_path / "in", pair)
+    archives = wmt.miniature(real, tmp_path / "in", pair)
     ready = wmt.prepare_wmt(
         pair,
         tmp_path / "out",
@@ -301,7 +301,7 @@ def test_what_goes_in_comes_out(tmp_path_factory, pairs):
     folder = tmp_path_factory.mktemp("round")
     for pair in ("en-de", "en-fr"):
         found = []
-        for archive in wmt._miniature(pairs, folder, pair).values():
+        for archive in wmt.miniature(pairs, folder, pair).values():
             path, report = folder / archive.source.filename, CleaningReport()
             found += wmt._archive_pairs(path, archive.members[pair], report)
         assert sorted(found) == sorted(pairs)
@@ -424,7 +424,7 @@ def test_damage_is_named_and_leaves_nothing(kind, tmp_path):
     path.write_bytes(path.read_bytes()[:cut])
     text = tmp_path / "text"
     with pytest.raises(CorpusUnavailable, match=re.escape(said)) as told:
-        wmt._clean_wmt("en-fr", text, {name: like}, tmp_path / "there", VALID, False)
+        wmt.clean_wmt("en-fr", text, {name: like}, tmp_path / "there", VALID, False)
     assert like.source.filename in str(told.value)
     assert {p.name for p in text.iterdir()} == {"valid.tsv.gz"}
 
@@ -435,17 +435,17 @@ def test_a_web_page_is_no_archive(tmp_path):
     path.parent.mkdir()
     path.write_text("<!DOCTYPE html><html>not found</html>" * 40)
     with pytest.raises(CorpusUnavailable, match="training-parallel-un.tgz: un/undoc"):
-        wmt._clean_wmt("en-fr", tmp_path / "t", {"un": like}, path.parent, VALID, False)
+        wmt.clean_wmt("en-fr", tmp_path / "t", {"un": like}, path.parent, VALID, False)
 
 
 def test_what_is_done_is_not_done_again(tmp_path, real):
-    archives = wmt._miniature(real, tmp_path / "in")
+    archives = wmt.miniature(real, tmp_path / "in")
     there, text = tmp_path / "in", tmp_path / "text"
     last = there / archives["news-commentary"].source.filename
     whole = last.read_bytes()
     last.write_bytes(whole[:-100])
     with pytest.raises(CorpusUnavailable, match="cut short"):
-        wmt._clean_wmt("en-de", text, archives, there, VALID, False)
+        wmt.clean_wmt("en-de", text, archives, there, VALID, False)
     done = text / "europarl.en-de.tsv.gz"
     before = done.stat().st_mtime_ns
     (there / archives["europarl"].source.filename).unlink()  # it is not read again
@@ -453,23 +453,23 @@ def test_what_is_done_is_not_done_again(tmp_path, real):
     last.write_bytes(whole)
     first = done.read_bytes()
     assert done.stat().st_mtime_ns == before
-    wmt._clean_wmt("en-de", text, archives, there, VALID, False)
+    wmt.clean_wmt("en-de", text, archives, there, VALID, False)
     assert (text / "train.tsv.gz").read_bytes().startswith(first)
     assert not done.exists()
 
 
 def test_a_folder_of_other_text_is_refused(tmp_path, real):
-    german = wmt._miniature(real[:30], tmp_path / "de")
-    french = wmt._miniature(real[:30], tmp_path / "fr", "en-fr")
+    german = wmt.miniature(real[:30], tmp_path / "de")
+    french = wmt.miniature(real[:30], tmp_path / "fr", "en-fr")
     text = tmp_path / "text"
-    wmt._clean_wmt("en-de", text, german, tmp_path / "de", VALID, False)
+    wmt.clean_wmt("en-de", text, german, tmp_path / "de", VALID, False)
     with pytest.raises(ValueError, match="holds en-de from europarl, .*choose another"):
-        wmt._clean_wmt("en-fr", text, french, tmp_path / "fr", VALID, False)
+        wmt.clean_wmt("en-fr", text, french, tmp_path / "fr", VALID, False)
 
 
 def test_an_unknown_pair(tmp_path):
     with pytest.raises(ValueError, match="must be 'en-de' or 'en-fr'"):
-        wmt._clean_wmt("en-cs", tmp_path / "x")
+        wmt.clean_wmt("en-cs", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -480,10 +480,10 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
     pairs, peaks = few * math.ceil(3000 / len(few)), []  # more than fills the buffers
     for times in (1, 5):
         folder = tmp_path / str(times)
-        archives = wmt._miniature(pairs * times, folder)
+        archives = wmt.miniature(pairs * times, folder)
         archives = {"europarl": archives["europarl"]}
         tracemalloc.start()
-        wmt._clean_wmt("en-de", folder / "text", archives, folder, VALID, False)
+        wmt.clean_wmt("en-de", folder / "text", archives, folder, VALID, False)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0], peaks

@@ -354,7 +354,7 @@ class Through(SphinxDirective):
     def run(self):
         from matplotlib import pyplot
 
-        from transformer_lib.figures.frame import _still_image
+        from transformer_lib.figures.frame import still_image
         from transformer_lib.figures.transformer import plot_through
 
         self.env.through_pages = getattr(self.env, "through_pages", {})
@@ -368,7 +368,7 @@ class Through(SphinxDirective):
         vectors = [trace.numbers[name][row].tolist() for name in names]
         word = about["source"][row]
         with pyplot.style.context("transformer_lib.book"):
-            picture = _still_image(
+            picture = still_image(
                 plot_through(vectors, word),
                 f"The numbers of “{word}” as colored strips, one above the other, from "
                 "the sum of word and position through every sublayer of the encoder.",

@@ -55,12 +55,12 @@ def export_model(static: Path) -> str:
     logger.info("exporting the model for the page that translates")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    from transformer_lib.export.onnx import _export_onnx
+    from transformer_lib.export.onnx import export_onnx
     from transformer_lib.runs import load_pretrained
 
     note.unlink(missing_ok=True)
     model, tokenizer, about = load_pretrained(MODEL)
-    _export_onnx(model, tokenizer, folder, about, int8=True)
+    export_onnx(model, tokenizer, folder, about, int8=True)
     for name in NOT_SERVED:
         (folder / name).unlink()
     note.write_text(version, encoding="utf-8")

@@ -20,3 +20,4 @@ from .prepared import Prepared as Prepared
 from .prepared import prepare as prepare
 from .prepared import fits_within as fits_within
 from .prepared import pieces_of as pieces_of
+from .prepared import sample_pairs as sample_pairs

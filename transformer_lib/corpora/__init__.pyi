@@ -16,6 +16,7 @@ from .grammar import grammar_split as grammar_split
 from .grammar import verb_clause as verb_clause
 from .known import SOURCES as SOURCES
 from .known import Corpus as Corpus
+from .known import hash_pairs as hash_pairs
 from .known import load_corpus as load_corpus
 from .known import stream_corpus as stream_corpus
 from .known import held_out as held_out

@@ -1,3 +1,5 @@
+from .common import piece_names as piece_names
+from .ctranslate2 import ctranslate2_spec as ctranslate2_spec
 from .ctranslate2 import CTranslate2Model as CTranslate2Model
 from .exporter import EXPORTS as EXPORTS
 from .exporter import export_model as export_model
@@ -5,6 +7,9 @@ from .exporter import need_packages as need_packages
 from .exporter import unseen_sentences as unseen_sentences
 from .exporter import prove as prove
 from .int8 import to_int8 as to_int8
+from .marian import marian_config as marian_config
 from .marian import to_marian as to_marian
 from .marian import from_marian as from_marian
+from .onnx import rounded_to_8_bits as rounded_to_8_bits
+from .onnx import export_onnx as export_onnx
 from .onnx import OnnxModel as OnnxModel

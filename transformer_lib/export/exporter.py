@@ -65,13 +65,13 @@ def export_model(
         raise ValueError(f"{', '.join(sorted(unknown))}: there are {known}.")
     from transformer_lib.export.ctranslate2 import _export_ctranslate2
     from transformer_lib.export.marian import _export_marian
-    from transformer_lib.export.onnx import _export_onnx, _graphs_of
+    from transformer_lib.export.onnx import _graphs_of, export_onnx
 
     graphs = functools.cache(lambda: _graphs_of(model))  # once for both of ONNX
     writers: dict[str, Callable]
     writers = {"marian": lambda to: _export_marian(model, tokenizer, to)}
     for kind, int8 in (("onnx", False), ("onnx-int8", True)):
-        writers[kind] = lambda to, int8=int8: _export_onnx(
+        writers[kind] = lambda to, int8=int8: export_onnx(
             model, tokenizer, to, about, int8, graphs()
         )
     for kind, stored in (("ctranslate2", "float32"), ("ctranslate2-int8", "int8")):

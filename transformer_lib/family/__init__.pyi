@@ -8,6 +8,14 @@ from .models import build_model as build_model
 from .models import StackSteps as StackSteps
 from .models import sample as sample
 from .models import ImageClassifier as ImageClassifier
+from .pretraining import short_sentences as short_sentences
+from .pretraining import small_tokenizer as small_tokenizer
+from .pretraining import count_pairs as count_pairs
+from .pretraining import fit_steps as fit_steps
+from .pretraining import next_token_loss as next_token_loss
 from .pretraining import mask_tokens as mask_tokens
+from .pretraining import hidden_loss as hidden_loss
 from .pretraining import cut_spans as cut_spans
 from .pretraining import fill_spans as fill_spans
+from .pretraining import cut_batch as cut_batch
+from .pretraining import span_loss as span_loss

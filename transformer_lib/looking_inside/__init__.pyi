@@ -7,5 +7,7 @@ from .weights import watching as watching
 from .weights import attention_weights as attention_weights
 from .weights import AttentionMaps as AttentionMaps
 from .weights import look as look
+from .weights import word_groups as word_groups
+from .weights import merge_words as merge_words
 from .weights import alignment_error_rate as alignment_error_rate
 from .weights import head_statistics as head_statistics

@@ -30,12 +30,12 @@ from transformer_lib.looking_inside.weights import (
     _attentions,
     _encode_pairs,
     _join_labels,
-    _merge_words,
     _rows_of_tokens,
     _See,
-    _word_groups,
     head_statistics,
+    merge_words,
     watching,
+    word_groups,
 )
 from ..machine import environment_record
 from ..runs import read_evidence
@@ -71,14 +71,14 @@ def most_attended(
 
     with evaluating(model), watching(model, note):
         model.encode(torch.tensor([[*src, EOS]]))
-    groups = _word_groups([tokenizer.processor.id_to_piece(i) for i in src])
-    return _merge_words(torch.stack(seen), groups, groups).argmax(dim=-1)
+    groups = word_groups([tokenizer.processor.id_to_piece(i) for i in src])
+    return merge_words(torch.stack(seen), groups, groups).argmax(dim=-1)
 
 # %% ../../notebooks/27_looking_inside.ipynb #c27a0002
 def _words_of(tokenizer: Tokenizer, sentence: str) -> list[str]:
     """The words of a sentence, signs apart, as most_attended counts them."""
     pieces = tokenizer.pieces(sentence)
-    return _join_labels(pieces, _word_groups(pieces))
+    return _join_labels(pieces, word_groups(pieces))
 
 # %% ../../notebooks/27_looking_inside.ipynb #705a8f21
 _Cases = list[tuple[str, int, int]]
@@ -557,7 +557,7 @@ def effect_of_words(
     Source: Jain and Wallace 2019, section 4.1 (leave one out).
     """
     src = tokenizer.encode(source)
-    groups = _word_groups([tokenizer.processor.id_to_piece(i) for i in src])
+    groups = word_groups([tokenizer.processor.id_to_piece(i) for i in src])
     without = [[x for i, x in enumerate(src) if i not in group] for group in groups]
     src_ids = pad([[*ids, EOS] for ids in (src, *without)])  # (1 + words, S)
     tgt_ids = torch.tensor([[BOS, *tokenizer.encode(target)]]).expand(len(src_ids), -1)
@@ -587,6 +587,6 @@ def _agreement(
     """
     weights = _rows_of_tokens(pair, layer, head, row)[:, :-1]  # no end symbol
     rows = [[t] for t in range(len(weights))]
-    weights = _merge_words(weights, rows, _word_groups(pair.source[:-1]))
+    weights = merge_words(weights, rows, word_groups(pair.source[:-1]))
     moved = moved[: len(weights)]  # the last position chooses the end symbol
     return _rank_correlation(weights, moved), weights.argmax(-1) == moved.argmax(-1)

@@ -1,10 +1,15 @@
 from .labelling import Labeller as Labeller
 from .labelling import LabelTask as LabelTask
 from .parser import train_parser as train_parser
+from .parser import slot_search as slot_search
 from .parser import Parse as Parse
 from .parser import parse as parse
 from .parser import evaluate_parser as evaluate_parser
+from .parser import score_parses as score_parses
+from .tree_tokens import tree_pair as tree_pair
 from .tree_tokens import train_tree_tokenizer as train_tree_tokenizer
+from .tree_tokens import source_text as source_text
+from .tree_tokens import split_words as split_words
 from .treebanks import Treebank as Treebank
 from .treebanks import load_trees as load_trees
 from .trees import Tree as Tree

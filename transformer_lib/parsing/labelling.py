@@ -25,8 +25,8 @@ from .parser import _CUT, Parse, _sentence_leaves
 from transformer_lib.parsing.tree_tokens import (
     _pieces_known,
     _plain_word,
-    _source_text,
     _word_slots,
+    source_text,
 )
 from .trees import _DEEPEST, Tree, linearize
 from ..positions import SinusoidalPositions
@@ -218,7 +218,7 @@ class LabelTask:
         """
         leaves = [_sentence_leaves(sentence) for sentence in sentences]
         words = ([leaf.word or "" for leaf in row] for row in leaves)
-        texts = [_source_text(row, self.tokenizer) for row in words]
+        texts = [source_text(row, self.tokenizer) for row in words]
         ids = self.tokenizer.encode_all(texts)
         order, parses = sorted(range(len(ids)), key=lambda i: -len(ids[i])), {}
         with evaluating(model):

@@ -6,7 +6,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/13_r
 
 # %% auto #0
 __all__ = ['Run', 'public_part', 'newest_progress', 'load_pretrained', 'find_pretrained', 'exported_as', 'save_model',
-           'runs_folder', 'read_evidence', 'recorded_outputs']
+           'runs_folder', 'read_evidence', 'pair_key', 'recorded_outputs']
 
 # %% ../../notebooks/13_runs.ipynb #31b8734e
 import contextlib
@@ -580,7 +580,7 @@ def read_evidence(name: str) -> dict:
     raise ValueError(f"no record {name!r}: there are {', '.join(known)}.")
 
 # %% ../../notebooks/13_runs.ipynb #c0f7fb22
-def _pair_key(pair: tuple[str, str]) -> str:
+def pair_key(pair: tuple[str, str]) -> str:
     """A short hash by which a record names a sentence pair."""
     return hashlib.sha256("\t".join(pair).encode()).hexdigest()[:16]
 
@@ -599,5 +599,5 @@ def recorded_outputs(record: dict) -> list[tuple[str, str, str]]:
         CorpusUnavailable: If the test set is unavailable.
     """
     pairs = load_corpus(record["recipe"]["corpus"], "test").pairs
-    text = {_pair_key(pair): pair for pair in pairs}
+    text = {pair_key(pair): pair for pair in pairs}
     return [(*text[k], out) for k, out in record["outputs"].items() if k in text]
