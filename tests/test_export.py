@@ -257,9 +257,7 @@ def test_what_is_twice_is_stored_once():
 def test_eight_bits_are_those_of_the_rounded_model(exports, tmp_path, name):
     """Whole numbers times scales: the weights of the rounded model and no others."""
     model, tokenizer, exact, graphs = exports(name)
-    folder = export_onnx(
-        model, tokenizer, tmp_path / "small", int8=True, graphs=graphs
-    )
+    folder = export_onnx(model, tokenizer, tmp_path / "small", int8=True, graphs=graphs)
     size, half = ((f / "weights.bin").stat().st_size for f in (folder, exact))
     matrices = [p for p in model.parameters() if p.dim() == 2]
     whole, scales = (sum(f(p) for p in matrices) for f in (torch.numel, len))
