@@ -6,7 +6,7 @@ import re
 import pytest
 from test_claims import ROOT, headings, slug
 
-CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+CHAPTERS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "book").glob("*.md"))]
 # The book's extensions give these to formulas, figures and questions.
 NUMBERED = re.compile(r"(equation|figure|question)-\d[\d-]*")

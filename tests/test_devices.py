@@ -599,7 +599,7 @@ def test_words_are_labelled_on_the_models_device():
 @pytest.mark.parametrize(
     "name, function, gone",
     [
-        ("encode", "Transformer.encode", "src_ids = src_ids.to(self.device)"),
+        ("encode", "Transformer.embed_source", "src_ids = src_ids.to(self.device)"),
         ("force_score", "force_score", ", device=model.device"),
         (
             "search, limits on the CPU",
