@@ -24,8 +24,14 @@ from .batches import Batch, TokenPairs, make_batch, pad
 from .batches.plan import flatten
 from .corpora import text_lines
 from .decoder import causal_mask, padding_mask
-from .decoding import CachedSteps, FullSteps, search
-from .decoding.strategies import among_best, continuations, reorder
+from transformer_lib.decoding import (
+    CachedSteps,
+    FullSteps,
+    among_best,
+    continuations,
+    rows_of_parents,
+    search,
+)
 from .encoder import layer_norm
 from .evaluation import sacre_bleu, tokens_of
 from .multihead import MultiHeadAttention, merge_heads, split_heads
@@ -730,7 +736,7 @@ def _first_to_finish(
             best = ends[0].masked_fill(~ended, -torch.inf).argmax()
             return ids[0, best].tolist()
         log_probs = values
-        ids = torch.cat([reorder(ids, parents), tokens[..., None]], dim=2)
+        ids = torch.cat([rows_of_parents(ids, parents), tokens[..., None]], dim=2)
     return ids[0, 0].tolist()
 
 # %% ../notebooks/31_bugs.ipynb #c1045e87

@@ -1,7 +1,7 @@
 from .speculative import speculative_decode as speculative_decode
 from .strategies import NEVER_GENERATED as NEVER_GENERATED
 from .strategies import output_limits as output_limits
-from .strategies import reorder as reorder
+from .strategies import rows_of_parents as rows_of_parents
 from .strategies import FullSteps as FullSteps
 from .strategies import greedy_search as greedy_search
 from .strategies import CachedSteps as CachedSteps
