@@ -504,6 +504,13 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
     "grow": "weights and files",
+    "rows_of_parents continuations among_best slot_search": "parts of searches above",
+    "mean_cosines merge_words quantize_rows": "tensors alone, where they are",
+    "ctranslate2_spec rounded_to_8_bits export_onnx": "made on the CPU",
+    "load_weights compile_layers initialize normal_weights": "the model alone",
+    "fit_steps": "the loss that it is given moves what it takes",
+    "batch_groups one_update": "parts of train",
+    "require_ids": "refuses, and moves nothing",
 }
 
 
@@ -522,6 +529,7 @@ ELSEWHERE = {  # public classes that take tensors or models and need no case, an
     "AttentionMaps": "a result, on the CPU",
     "Run State": "train and Run.load, below",
     "Recipe Tokenizer": "settings and ids, no tensors",
+    "Cache": "a part of the searches above",
     "Recurrent Convolutional": "layers of torch's on Embeddings: as build_model's",
 }
 TAKES = re.compile(r"\b(Tensor|Module|Transformer|Translator|Run|Batch)\b")
