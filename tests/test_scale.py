@@ -486,7 +486,7 @@ def test_chapter_32_at_full_scores_all_records_again(
         "outputs_sha256": hashlib.sha256("\n".join(outputs).encode()).hexdigest(),
     }
     rows = list(zip(lines, references, outputs, strict=True))
-    monkeypatch.setattr(runs, "recorded_outputs", lambda record: rows)
+    monkeypatch.setattr("transformer_lib.runs.recorded_outputs", lambda record: rows)
     names = {
         "ENTRIES": ["one", "two", "three"],
         "read_evidence": lambda name: record,
