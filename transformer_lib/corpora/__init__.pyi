@@ -10,6 +10,7 @@ from .downloads import warn_of_version as warn_of_version
 from .formats import pair_rows as pair_rows
 from .formats import side_lines as side_lines
 from .grammar import VERBS as VERBS
+from .grammar import Phrase as Phrase
 from .grammar import Clause as Clause
 from .grammar import grammar_pair as grammar_pair
 from .grammar import grammar_split as grammar_split

@@ -31,6 +31,7 @@ from .setup import State as State
 from .setup import set_up as set_up
 from .setup import all_pairs as all_pairs
 from .trainer import train as train
+from .trainer import Place as Place
 from .trainer import made_ahead as made_ahead
 from .trainer import batch_groups as batch_groups
 from .trainer import lr_at as lr_at
