@@ -102,7 +102,7 @@ LOOKS = {
 # template: those of a few modules stand for all, but for the order of their headings
 # and the like, which is held in each, and for what sticks out.
 HEADER = {"notebooks/02_attention", "book/glossary"}
-EXAMPLES = {f"{API}{module}" for module in ("attention", "runs", "trainer")}
+EXAMPLES = {f"{API}{module}" for module in ("attention", "runs", "transformer")}
 
 
 def looks_of(name):

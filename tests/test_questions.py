@@ -39,7 +39,8 @@ def test_what_is_folded_elsewhere_and_asked_is_found_from_here():
     """A fold outside of "Questions" that asks: its section is linked by the page."""
     page = (ROOT / "book" / "questions.md").read_text("utf-8")
     asked = 0
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    for path in sorted((ROOT / "notebooks").rglob("*.ipynb")):
+        place = path.relative_to(ROOT)
         heading = ""
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
             lines = "".join(cell["source"]).split("\n")
@@ -49,5 +50,5 @@ def test_what_is_folded_elsewhere_and_asked_is_found_from_here():
                     heading = words.replace(" ", "-")
                 if re.search(r"<summary>[^<]*\?</summary>", line):
                     asked += 1
-                    assert f"notebooks/{path.name}#{heading})" in page, line
+                    assert f"{place}#{heading})" in page, line
     assert asked >= 2

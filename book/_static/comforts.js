@@ -181,7 +181,7 @@
     if (!place) return;
     const chapters = [["", "The whole book"]];
     for (const link of document.querySelectorAll(".bd-links a.reference")) {
-      const name = (link.getAttribute("href").match(/notebooks\/([^.]+)\.html/) || [])[1];
+      const name = (link.getAttribute("href").match(/notebooks\/(\d[^.]+)\.html/) || [])[1];
       if (name) chapters.push([name, link.textContent.replace("✓", "").trim()]);
     }
     for (const [name, title] of chapters) {

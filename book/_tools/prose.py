@@ -146,11 +146,13 @@ def text_of(cell: bs4.Tag) -> str:
 
 
 def code_of(page: str) -> str:
-    """The code of a chapter's notebook; nothing for other pages."""
+    """The code of a chapter, that under its hood too; nothing for other pages."""
     path = ROOT / f"{page}.ipynb"
-    if not path.exists():
-        return ""
-    cells = json.loads(path.read_text("utf-8"))["cells"]
+    found = [
+        p for p in (path, path.parent / "under_the_hood" / path.name) if p.exists()
+    ]
+    notebooks = [json.loads(p.read_text("utf-8")) for p in found]
+    cells = [cell for notebook in notebooks for cell in notebook["cells"]]
     return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
 
 
