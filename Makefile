@@ -26,9 +26,9 @@ LOGS   := _build/logs
 ENV    := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+NOTEBOOKS := $(wildcard notebooks/*.ipynb notebooks/*/*.ipynb)
 PAGES     := $(shell find book -type f -not -path '*/__pycache__/*' -not -path '*/_tools/*')
-LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.toml' \
+LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.pyi' -o -name '*.toml' \
                -o -name '*.json' -o -name '*.safetensors')
 
 .DEFAULT_GOAL := help

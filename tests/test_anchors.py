@@ -4,9 +4,10 @@ import json
 import re
 
 import pytest
+from chapters import all_notebooks
 from test_claims import ROOT, headings, slug
 
-CHAPTERS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+CHAPTERS = [*all_notebooks().values()]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "book").glob("*.md"))]
 # The book's extensions give these to formulas, figures and questions.
 NUMBERED = re.compile(r"(equation|figure|question)-\d[\d-]*")

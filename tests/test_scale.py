@@ -18,6 +18,7 @@ from unittest import mock
 import matplotlib
 import pytest
 import torch
+from chapters import all_notebooks
 
 from transformer_lib import ablations, bugs, evaluation
 from transformer_lib import translator as translator_module
@@ -82,9 +83,9 @@ def test_the_variables_are_read_in_one_place():
     """In all notebooks, one exported cell asks the environment."""
     asks = re.compile(r"environ[^\n]*TRANSFORMER_LIB_(?:SCALE|MINUTES)")
     found = {
-        path.stem: asks.findall(cell["source"])
-        for path in ROOT.glob("notebooks/*.ipynb")
-        for cell in cells_of(path.stem)
+        name: asks.findall(cell["source"])
+        for name in all_notebooks()
+        for cell in cells_of(name)
         if cell["cell_type"] == "code" and asks.search(cell["source"])
     }
     # Chapter 00 comes before anything that it could import.

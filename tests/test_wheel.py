@@ -20,6 +20,7 @@ import installed
 import nbformat
 import pytest
 import run_notebooks
+from chapters import all_notebooks
 from nbclient.exceptions import (
     CellExecutionError,
     CellTimeoutError,
@@ -181,7 +182,7 @@ def test_a_chapter_beside_the_checkout_fails(python, tmp_path):
 def test_no_notebook_looks_for_the_project():
     """What a chapter reads is the library's: no path leads out of it."""
     out = re.compile(r"\.parents\[|cwd\(\)\.parent|\.\./|_build")
-    for path in (ROOT / "notebooks").glob("*.ipynb"):
+    for path in all_notebooks().values():
         for cell in nbformat.read(path, 4).cells:
             if cell.cell_type == "code":
                 found = out.search(cell.source)
