@@ -13,7 +13,7 @@ from exercises import ExerciseError, read_exercises
 ROOT = Path(__file__).parents[1]
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-SHELL = ("%", "!")
+SHELL = re.compile(r"\s*[%!](?!=)")
 IMPORT = ast.Import | ast.ImportFrom
 DEFAULT_EXP = re.compile(r"^#\|\s*default_exp\s+(\S+)")
 
@@ -33,8 +33,7 @@ def imports_of(cells):
         if cell["cell_type"] != "code":
             continue
         text = "\n".join(
-            "" if line.strip().startswith(SHELL) else line
-            for line in text_of(cell).splitlines()
+            "" if SHELL.match(line) else line for line in text_of(cell).splitlines()
         )
         try:
             body = ast.parse(text).body

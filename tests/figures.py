@@ -65,7 +65,7 @@ def figure_in(chapter, names, *starts):
     """Run the cells of a chapter that start so; what the last one shows."""
     path = Path(__file__).parents[1] / f"notebooks/{chapter}.ipynb"
     cells = ["".join(c["source"]) for c in json.loads(path.read_text("utf-8"))["cells"]]
-    cells = [re.sub(r"\A#@title .*\n", "", cell) for cell in cells]
+    cells = [re.sub(r"\A# @title .*\n", "", cell) for cell in cells]
     for start in starts:
         (code,) = (cell for cell in cells if cell.startswith(start))
         *lines, last = ast.parse(code).body

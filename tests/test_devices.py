@@ -864,7 +864,7 @@ BY_HAND = {  # cells, by words in them, that bring tensors to a model themselves
         decoding,
         [
             "asked = torch.tensor([[*",
-            "#@title The other imports",
+            "# @title The other imports",
             "model.generate(torch.tensor",
             "def source(*texts)",
             "so_far = []",

@@ -138,7 +138,7 @@ def test_temperature_figure_turns_the_softmax(browser, tmp_path):
     names = {"torch": torch, "math": math, "head": record["head"]}
     names |= {"pieces": pieces_of(record["source"])}
     names["scaled_dot_product_attention"] = scaled_dot_product_attention
-    computes = "query, key, value = (torch.tensor(head"
+    computes = "query, key, value = (\n    torch.tensor(head"
     draws = "from transformer_lib.figures.attention import t"
     figure = figure_in("02_attention", names, computes, draws)
     marks = [(".weight", "backgroundColor"), (".rail span", "backgroundColor")]

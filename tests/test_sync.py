@@ -40,7 +40,7 @@ def write_chapter(folder, *sources):
 
 @pytest.mark.parametrize(
     "above",
-    ["#@title The tool\n", "# A comment.\n#| hide\n", "import torch\n\n"],
+    ["# @title The tool\n", "# A comment.\n#| hide\n", "import torch\n\n"],
 )
 @pytest.mark.parametrize("directive", ["#| export", "#| exporti figures.lost"])
 def test_a_cell_that_would_be_lost_is_refused(export, tmp_path, above, directive):
@@ -59,7 +59,7 @@ def test_a_cell_that_would_be_lost_is_refused(export, tmp_path, above, directive
 
 def test_directives_may_stand_above_one_another(export, tmp_path):
     """And words about a directive, inside a line, are none."""
-    cells = "\n#| hide\n#| export\nx = 1", '#@title How\nprint("#| export")'
+    cells = "\n#| hide\n#| export\nx = 1", '# @title How\nprint("#| export")'
     write_chapter(tmp_path, *cells)
     export.refuse_lost_exports(tmp_path)
 

@@ -33,9 +33,17 @@ from .transformer import TransformerConfig
 from .translator import Translator
 
 # %% ../notebooks/25_ablations.ipynb #409d023b
-_PAPER_BASE = {"num_layers": 6, "d_model": 512, "d_ff": 2048, "num_heads": 8,
-              "d_k": 64, "d_v": 64, "dropout": 0.1, "epsilon": 0.1,
-              "max_steps": 100_000}  # fmt: skip
+_PAPER_BASE = {
+    "num_layers": 6,
+    "d_model": 512,
+    "d_ff": 2048,
+    "num_heads": 8,
+    "d_k": 64,
+    "d_v": 64,
+    "dropout": 0.1,
+    "epsilon": 0.1,
+    "max_steps": 100_000,
+}
 
 
 @dataclass(frozen=True)
@@ -147,13 +155,24 @@ def variation(base: Recipe, row: Row, seed: int = 0, longer: bool = False) -> Re
     widths = {name: settings[name] for name in ("d_k", "d_v")}
     model = base.model | widths | changes
     return replace(
-        base, name=f"{base.name}-{row.key}", model=model, epsilon=epsilon, seed=seed,
+        base,
+        name=f"{base.name}-{row.key}",
+        model=model,
+        epsilon=epsilon,
+        seed=seed,
         max_steps=steps if longer else base.max_steps,
-    )  # fmt: skip
+    )
 
 # %% ../notebooks/25_ablations.ipynb #e77e2677
-def _measure(recipe: Recipe, run_dir: Path, data_dir: Path, pairs: Sequence,
-            split: str, device: str | None, show: bool) -> dict:  # fmt: skip
+def _measure(
+    recipe: Recipe,
+    run_dir: Path,
+    data_dir: Path,
+    pairs: Sequence,
+    split: str,
+    device: str | None,
+    show: bool,
+) -> dict:
     """Train one recipe and score its last weights; a record that JSON can hold."""
     train(recipe, run_dir, data_dir, device=device, show=show)
     ready = Prepared.load(data_dir)
@@ -252,9 +271,17 @@ def ablate(
     out.mkdir(parents=True, exist_ok=True)
     data_dir = Path(data_dir or out / "data")
     if not (data_dir / "data.json").exists():
-        prepare(base.corpus, data_dir, base.vocab_size, base.kind, base.max_length,
-                max_words=base.max_words, max_pairs=base.max_pairs,
-                sample=base.sample, copies=base.copies)  # fmt: skip
+        prepare(
+            base.corpus,
+            data_dir,
+            base.vocab_size,
+            base.kind,
+            base.max_length,
+            max_words=base.max_words,
+            max_pairs=base.max_pairs,
+            sample=base.sample,
+            copies=base.copies,
+        )
     corpus = Prepared.load(data_dir).data["corpus"]  # with --data: not the recipe's
     pairs = list(fits_within(load_corpus(corpus, split).pairs, base.max_words))
     pairs = pairs[:: math.ceil(len(pairs) / sentences)]  # of every part of the text
@@ -267,8 +294,11 @@ def ablate(
             result = _measure(recipe, out / name, data_dir, pairs, split, device, show)
             write_json(path, {"row": key, "seed": recipe.seed, **result})
         if show:
-            print(f"{name:14} perplexity {result['perplexity']:7.2f}   "
-                  f"BLEU {result['bleu']:5.2f}", flush=True)  # fmt: skip
+            print(
+                f"{name:14} perplexity {result['perplexity']:7.2f}   "
+                f"BLEU {result['bleu']:5.2f}",
+                flush=True,
+            )
     return _read_results(out)
 
 # %% ../notebooks/25_ablations.ipynb #579eadd3
@@ -294,9 +324,12 @@ def _read_results(out: str | Path) -> list[dict]:
 
 # %% ../notebooks/25_ablations.ipynb #5b0c7efa
 def _ablate_side_by_side(
-    base: Recipe, out: str | Path, processes: int = 4, max_seconds: float = math.inf,
+    base: Recipe,
+    out: str | Path,
+    processes: int = 4,
+    max_seconds: float = math.inf,
     **settings,
-) -> list[dict]:  # fmt: skip
+) -> list[dict]:
     """Run rows of Table 3 in several processes at once, as far as the time goes.
 
     Args:
@@ -322,8 +355,9 @@ def _ablate_side_by_side(
     ablate(base, out, **settings | {"rows": ()})  # the text, once for all of them
     work = importlib.import_module("transformer_lib.ablations").ablate
     start = multiprocessing.get_context("spawn").Process
-    running = [start(target=work, args=(base, out), kwargs=settings)
-               for _ in range(processes)]  # fmt: skip
+    running = [
+        start(target=work, args=(base, out), kwargs=settings) for _ in range(processes)
+    ]
     end = time.monotonic() + max_seconds
     try:
         for process in running:
@@ -366,9 +400,11 @@ def table(results: Iterable[dict]) -> list[dict]:
 # %% ../notebooks/25_ablations.ipynb #67a07b6e
 def table_text(lines: Sequence[dict]) -> str:
     """The table as text: ours, with the spread over seeds, beside the paper's."""
-    rows = [f"{'':26}{'ours':24}{'the paper':>18}",
-            f"{'row':10} seeds {'M':>5}  {'perplexity':14} {'BLEU':13} {'M':>4} "
-            f"{'PPL':>6} {'BLEU':>6}"]  # fmt: skip
+    rows = [
+        f"{'':26}{'ours':24}{'the paper':>18}",
+        f"{'row':10} seeds {'M':>5}  {'perplexity':14} {'BLEU':13} {'M':>4} "
+        f"{'PPL':>6} {'BLEU':>6}",
+    ]
     for line in lines:
         cells = [f"{line['row']:10} {line['seeds']:5} {line['millions']:5.1f} "]
         for name, width in (("perplexity", 7), ("bleu", 6)):
@@ -516,8 +552,16 @@ def compare(results: Sequence[dict], level: float = 0.05) -> list[dict]:
     for key in (key for key in differences if key in TABLE3):
         runs, mean = len(differences[key]), statistics.fmean(differences[key])
         error = spread / math.sqrt(runs)
-        found.append({"row": key, "runs": runs, "ours": mean, "error": limit * error,
-                      "paper": _paper_difference(key), "p": None})  # fmt: skip
+        found.append(
+            {
+                "row": key,
+                "runs": runs,
+                "ours": mean,
+                "error": limit * error,
+                "paper": _paper_difference(key),
+                "p": None,
+            }
+        )
         if key in _CLAIMS and error > 0:  # False for nan
             p_values[key] = 1 - _within_t(abs(mean) / error, freedom)
     adjusted = _holm(p_values)
@@ -597,14 +641,18 @@ def _bootstrap_agreement(
     value = _rank_agreement(list(means.values()), paper)
     residuals = [
         (x - statistics.fmean(values)) * math.sqrt(len(values) / (len(values) - 1))
-        for values in differences.values() if len(values) > 1 for x in values
-    ]  # fmt: skip
+        for values in differences.values()
+        if len(values) > 1
+        for x in values
+    ]
     if not residuals:
         return value, math.nan, math.nan
     rng, drawn = random.Random(seed), []
     for _ in range(samples):
-        again = [mean + statistics.fmean(rng.choices(residuals, k=len(claims[key])))
-                 for key, mean in means.items()]  # fmt: skip
+        again = [
+            mean + statistics.fmean(rng.choices(residuals, k=len(claims[key])))
+            for key, mean in means.items()
+        ]
         drawn.append(_rank_agreement(again, paper))
     drawn.sort()
     low, high = (drawn[round(share * (samples - 1))] for share in (0.025, 0.975))

@@ -123,7 +123,9 @@ def _doubled_exponent(length: int, d_model: int) -> Tensor:
     "doubled exponent",
     "jadore801120/attention-is-all-you-need-pytorch#32 Kyubyong/transformer#38 "
     "SamLynnEvans/Transformer#25 shenweichen/DeepCTR#379",
-    "04_positions", _doubled_exponent, sinusoidal_positions,
+    "04_positions",
+    _doubled_exponent,
+    sinusoidal_positions,
 )
 def _check_positions(table_of: Callable[[int, int], Tensor]) -> None:
     """Each pair is a clock hand of length 1, and the slowest has the right speed."""
@@ -148,8 +150,11 @@ def _mask_from_vectors(ids: Tensor, vectors: Tensor) -> Tensor:
 
 
 @_exhibit(
-    "mask of vectors", "Kyubyong/transformer#33 Kyubyong/transformer#69",
-    "06_decoder", _mask_from_vectors, lambda ids, vectors: padding_mask(ids, PAD),
+    "mask of vectors",
+    "Kyubyong/transformer#33 Kyubyong/transformer#69",
+    "06_decoder",
+    _mask_from_vectors,
+    lambda ids, vectors: padding_mask(ids, PAD),
 )
 def _check_padding_mask(mask_of: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Real tokens are seen, padding is not, whatever vectors they have."""
@@ -173,8 +178,11 @@ def _end_and_padding(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor
 
 
 @_exhibit(
-    "end as padding", "huggingface/transformers#23530 huggingface/trl#976",
-    "11_objective", _end_as_padding, _end_and_padding,
+    "end as padding",
+    "huggingface/transformers#23530 huggingface/trl#976",
+    "11_objective",
+    _end_as_padding,
+    _end_and_padding,
 )
 def _check_end_counts(targets_of: Callable) -> None:
     """Of each sentence all tokens count, and one end symbol."""
@@ -203,8 +211,11 @@ def _shifted(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 @_exhibit(
-    "target not shifted", "Project-MONAI/GenerativeModels#314",
-    "11_objective", _not_shifted, _shifted,
+    "target not shifted",
+    "Project-MONAI/GenerativeModels#314",
+    "11_objective",
+    _not_shifted,
+    _shifted,
 )
 def _check_shift(reads_and_says: Callable) -> None:
     """No position has read what it must say; all is said, the end included."""
@@ -226,8 +237,11 @@ def _merges_of_all(train: Sequence[str], test: Sequence[str]) -> list:
 
 
 @_exhibit(
-    "vocabulary of the test", "fartashf/vsepp#29 dmlc/dgl#516",
-    "09_tokenizer", _merges_of_all, lambda train, test: train_bpe(train, 8),
+    "vocabulary of the test",
+    "fartashf/vsepp#29 dmlc/dgl#516",
+    "09_tokenizer",
+    _merges_of_all,
+    lambda train, test: train_bpe(train, 8),
 )
 def _check_vocabulary(learn: Callable) -> None:
     """Another test set must not change what is learned from the training text."""
@@ -271,8 +285,11 @@ def _by_model_width(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 @_exhibit(
-    "wrong width", "aladdinpersson/Machine-Learning-Collection#65", "02_attention",
-    _by_model_width, lambda q, k, v: scaled_dot_product_attention(q, k, v)[0],
+    "wrong width",
+    "aladdinpersson/Machine-Learning-Collection#65",
+    "02_attention",
+    _by_model_width,
+    lambda q, k, v: scaled_dot_product_attention(q, k, v)[0],
 )
 def _check_scale(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     """Four heads of width 4; a dot product of 2 ln 3 is a scaled score of ln 3."""
@@ -297,7 +314,8 @@ def _over_the_queries(query: Tensor, key: Tensor) -> Tensor:
     "wrong axis",
     "PetrochukM/PyTorch-NLP#2 "
     "labmlai/annotated_deep_learning_paper_implementations#146",
-    "02_attention", _over_the_queries,
+    "02_attention",
+    _over_the_queries,
     lambda query, key: scaled_dot_product_attention(query, key, key)[1],
 )
 def _check_axis(weights_of: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -321,7 +339,8 @@ def _upside_down(x: Tensor) -> Tensor:
     "mask upside down",
     "rasbt/LLMs-from-scratch#1061 huggingface/transformers#48745 "
     "jadore801120/attention-is-all-you-need-pytorch#19",
-    "06_decoder", _upside_down,
+    "06_decoder",
+    _upside_down,
     lambda x: fused_attention(x, x, x, causal_mask(x.shape[-2])),
 )
 def _check_causal(attend: Callable[[Tensor], Tensor]) -> None:
@@ -343,7 +362,8 @@ def _minus_infinity(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> 
 @_exhibit(
     "nothing allowed",
     "pytorch/pytorch#24816 pytorch/pytorch#41508 pytorch/pytorch#103963",
-    "02_attention", _minus_infinity,
+    "02_attention",
+    _minus_infinity,
     lambda q, k, v, mask: scaled_dot_product_attention(q, k, v, mask)[0],
 )
 def _check_empty_row(attend: Callable) -> None:
@@ -354,8 +374,10 @@ def _check_empty_row(attend: Callable) -> None:
     out = attend(query, value, value, mask)  # (T, V)
     out[[0, 2]].sum().backward()  # the empty row has no part in the loss
     assert value.grad is not None
-    bad = [f"{name}: {(~x.isfinite()).sum()} of {x.numel()}" for name, x in
-           (("output", out), ("gradient of the values", value.grad))]
+    bad = [
+        f"{name}: {(~x.isfinite()).sum()} of {x.numel()}"
+        for name, x in (("output", out), ("gradient of the values", value.grad))
+    ]
     finite = out.isfinite().all() and value.grad.isfinite().all()
     _expect(finite, f"Not numbers: {', '.join(bad)}.")
 
@@ -369,7 +391,8 @@ def _minus_a_billion(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
 @_exhibit(
     "half precision",
     "facebookresearch/fairseq#3575 NVIDIA/apex#1052 bentrevett/pytorch-seq2seq#191",
-    "02_attention", _minus_a_billion,
+    "02_attention",
+    _minus_a_billion,
     lambda q, k, v, mask: scaled_dot_product_attention(q, k, v, mask)[0],
 )
 def _check_half(attend: Callable) -> None:
@@ -393,7 +416,9 @@ def _reshaped_heads(x: Tensor) -> Tensor:
     "mixed heads",
     "reczoo/FuxiCTR#30 649453932/Chinese-Text-Classification-Pytorch#10 "
     "hackiey/QAnet-pytorch#2 jsbaan/transformer-from-scratch#6",
-    "03_multihead", _reshaped_heads, merge_heads,
+    "03_multihead",
+    _reshaped_heads,
+    merge_heads,
 )
 def _check_heads(merge: Callable[[Tensor], Tensor]) -> None:
     """Write each number's place into it, and see where it goes."""
@@ -424,8 +449,10 @@ def _repeated_mask(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 @_exhibit(
-    "somebody else's mask", "lsdefine/attention-is-all-you-need-keras#28",
-    "03_multihead", _repeated_mask,
+    "somebody else's mask",
+    "lsdefine/attention-is-all-you-need-keras#28",
+    "03_multihead",
+    _repeated_mask,
     lambda q, k, mask: scaled_dot_product_attention(q, k, k, mask[:, None, None])[1],
 )
 def _check_company(weights_of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
@@ -456,9 +483,10 @@ class _AlwaysDropping(MultiHeadAttention):
 
 @_exhibit(
     "dropout that stays",
-    "pytorch/pytorch#124464 huggingface/pytorch-image-models#1978 "
-    "wenet-e2e/wenet#2699",
-    "03_multihead", _AlwaysDropping, MultiHeadAttention,
+    "pytorch/pytorch#124464 huggingface/pytorch-image-models#1978 wenet-e2e/wenet#2699",
+    "03_multihead",
+    _AlwaysDropping,
+    MultiHeadAttention,
 )
 def _check_evaluation(make: Callable[..., nn.Module]) -> None:
     """Evaluated twice: the same. Trained twice: not the same."""
@@ -483,7 +511,8 @@ def _sample_deviation(x: Tensor, eps: float = 1e-5) -> Tensor:
     "sample deviation",
     "harvardnlp/annotated-transformer#122 hyunwoongko/transformer#7 "
     "codertimo/BERT-pytorch#30",
-    "05_encoder", _sample_deviation,
+    "05_encoder",
+    _sample_deviation,
     lambda x: layer_norm(x, torch.ones(x.shape[-1]), torch.zeros(x.shape[-1])),
 )
 def _check_layer_norm(normalize: Callable[[Tensor], Tensor]) -> None:
@@ -514,7 +543,9 @@ def _padding_smoothed(logits: Tensor, target: Tensor, epsilon: float) -> Tensor:
 @_exhibit(
     "smoothed padding",
     "pytorch/pytorch#73205 pytorch/pytorch#69511 awslabs/sockeye#200",
-    "11_objective", _padding_smoothed, label_smoothed_cross_entropy,
+    "11_objective",
+    _padding_smoothed,
+    label_smoothed_cross_entropy,
 )
 def _check_smoothing(loss_of: Callable[[Tensor, Tensor, float], Tensor]) -> None:
     """Rows of padding change nothing; the rest is torch's cross-entropy."""
@@ -553,8 +584,11 @@ def _small_model(seed: int = 0) -> Iterator[Transformer]:
 
 
 @_exhibit(
-    "mean of means", "huggingface/transformers#24725 huggingface/transformers#24839",
-    "12_training", _mean_of_means, _mean_of_tokens,
+    "mean of means",
+    "huggingface/transformers#24725 huggingface/transformers#24839",
+    "12_training",
+    _mean_of_means,
+    _mean_of_tokens,
 )
 def _check_accumulation(accumulate: Callable) -> None:
     """A batch of two sentences, and the same in two batches: one gradient."""
@@ -585,7 +619,9 @@ def _counted_from_zero(update: int, d_model: int, warmup: int) -> float:
     "first update",
     "karpathy/nanoGPT#443 karpathy/nanoGPT#578 google-research/bert#1293 "
     "EleutherAI/gpt-neox#1373",
-    "11_objective", _counted_from_zero, noam_lr,
+    "11_objective",
+    _counted_from_zero,
+    noam_lr,
 )
 def _check_schedule(rate_of: Callable[[int, int, int], float]) -> None:
     """The first update moves, and the peak is where the warm-up ends."""
@@ -621,7 +657,9 @@ def _mean_of_files(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     "averaged twice",
     "facebookresearch/fairseq#647 facebookresearch/fairseq#732 "
     "facebookresearch/fairseq#743 facebookresearch/fairseq#747",
-    "13_runs", _running_sum, _mean_of_files,
+    "13_runs",
+    _running_sum,
+    _mean_of_files,
 )
 def _check_average(average: Callable) -> None:
     """Two names of one tensor, twice: 1 and 3 have the mean 2 under both names."""
@@ -660,7 +698,9 @@ def _steps_apart(make: Callable, parents: Sequence[Sequence[int]]) -> float:
 @_exhibit(
     "stale cache",
     "awslabs/sockeye#731 huggingface/transformers#46612 pytorch/translate#353",
-    "14_decoding", _StaleSteps, CachedSteps,
+    "14_decoding",
+    _StaleSteps,
+    CachedSteps,
 )
 def _check_beams(make: Callable) -> None:
     """Cached steps are full steps, when beams change their places too."""
@@ -684,8 +724,11 @@ class _ForgetfulSteps(CachedSteps):
 
 
 @_exhibit(
-    "always position 0", "ml-explore/mlx-lm#93", "14_decoding",
-    _ForgetfulSteps, CachedSteps,
+    "always position 0",
+    "ml-explore/mlx-lm#93",
+    "14_decoding",
+    _ForgetfulSteps,
+    CachedSteps,
 )
 def _check_cached_positions(make: Callable) -> None:
     """The first step shows nothing; the third is where it has gone wrong."""
@@ -746,14 +789,20 @@ def _best_of_all(steps, limits, beam_size, alpha) -> list[int]:
 
 
 @_exhibit(
-    "first to finish", "neulab/xnmt#572 OpenNMT/OpenNMT-py#1320",
-    "14_decoding", _first_to_finish, _best_of_all,
+    "first to finish",
+    "neulab/xnmt#572 OpenNMT/OpenNMT-py#1320",
+    "14_decoding",
+    _first_to_finish,
+    _best_of_all,
 )
 def _check_stopping(find: Callable) -> None:
     """A short sentence of probability 0.36 ends first; a longer one has 0.60."""
     table = {
-        (): {4: 0.4, 5: 0.6}, (4,): {EOS: 0.9, 6: 0.1},
-        (5,): {6: 1.0}, (5, 6): {7: 1.0}, (5, 6, 7): {EOS: 1.0},
+        (): {4: 0.4, 5: 0.6},
+        (4,): {EOS: 0.9, 6: 0.1},
+        (5,): {6: 1.0},
+        (5, 6): {7: 1.0},
+        (5, 6, 7): {EOS: 1.0},
     }
     for alpha in (0.0, 0.6):
         ids = find(_TableSteps(table, 8), torch.tensor([6]), 2, alpha)
@@ -777,7 +826,8 @@ def _references_by_sentence(
 @_exhibit(
     "references turned",
     "mjpost/sacrebleu#220 mjpost/sacrebleu#272 mjpost/sacrebleu#281",
-    "15_evaluation", _references_by_sentence,
+    "15_evaluation",
+    _references_by_sentence,
     lambda hypotheses, references: sacre_bleu(hypotheses, references).value,
 )
 def _check_references(score: Callable[[list, list], float]) -> None:
@@ -804,9 +854,9 @@ def _tokens_against_text(hypotheses: Sequence[str], references: Sequence[str]) -
 
 @_exhibit(
     "two kinds of text",
-    "tensorflow/tensor2tensor#317 tensorflow/tensor2tensor#458 "
-    "NVIDIA-NeMo/Speech#5540",
-    "15_evaluation", _tokens_against_text,
+    "tensorflow/tensor2tensor#317 tensorflow/tensor2tensor#458 NVIDIA-NeMo/Speech#5540",
+    "15_evaluation",
+    _tokens_against_text,
     lambda hypotheses, references: sacre_bleu(hypotheses, references).value,
 )
 def _check_same_text(score: Callable[[list, list], float]) -> None:

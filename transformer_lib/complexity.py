@@ -97,9 +97,11 @@ class Convolutional(Embeddings):
     """
 
     def __init__(
-        self, config: TransformerConfig, kernel: int = 3,
+        self,
+        config: TransformerConfig,
+        kernel: int = 3,
         dropout_layer: Callable = nn.Dropout,
-    ):  # fmt: skip
+    ):
         super().__init__(config, dropout_layer)
         d, layers, self.kernel = config.d_model, range(config.num_layers), kernel
         pad = kernel // 2

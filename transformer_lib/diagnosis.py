@@ -185,9 +185,11 @@ _REMEDIES = {  # cause: what to try, and the chapter to read
 
 # %% ../notebooks/16_diagnosis.ipynb #a857de5b
 def stuck_loss(
-    losses: Sequence[float], pairs: TokenPairs, vocab_size: int,
+    losses: Sequence[float],
+    pairs: TokenPairs,
+    vocab_size: int,
     train_losses: Sequence[float] = (),
-) -> Finding:  # fmt: skip
+) -> Finding:
     """Whether the loss is stuck at that of guessing, or of the words' frequencies.
 
     Args:
@@ -319,9 +321,10 @@ def _known(rows: list, train: TokenPairs | None) -> float:
 
 # %% ../notebooks/16_diagnosis.ipynb #a8af01ab
 def not_finite(
-    model: nn.Module, batches: Iterable[Batch] | dict[str, Batch],
+    model: nn.Module,
+    batches: Iterable[Batch] | dict[str, Batch],
     precision: str = "float32",
-) -> Finding:  # fmt: skip
+) -> Finding:
     """Whether weights, activations, losses and gradients are finite numbers.
 
     Args:
@@ -460,14 +463,20 @@ def odd_outputs(outputs: Sequence[Sequence], references: Sequence[Sequence]) -> 
     )
     for wrong, what, remedy in (
         (empty > 0.1, f"{empty:.0%} of the outputs are empty.", "end symbol"),
-        (one_token > max(0.6, once + 0.1),
-         f"{one_token:.0%} of the output is one token.", "longer"),
-        (n > 4 and distinct < 0.2 * meant, "Whatever it reads, it writes the same.",
-         "source"),
+        (
+            one_token > max(0.6, once + 0.1),
+            f"{one_token:.0%} of the output is one token.",
+            "longer",
+        ),
+        (
+            n > 4 and distinct < 0.2 * meant,
+            "Whatever it reads, it writes the same.",
+            "source",
+        ),
         (loops > theirs + 0.2, "It runs in loops.", "longer"),
         (ratio < 0.75, "It stops too early.", "short"),
         (ratio > 1.35, "It does not stop in time.", "end symbol"),
-    ):  # fmt: skip
+    ):
         if wrong:
             return Finding(test, False, f"{what} {found}", *_REMEDIES[remedy])
     return Finding(test, True, found)
@@ -534,8 +543,10 @@ def _moved_lines(pairs: TokenPairs, most: int = 3) -> int:
     source, target = pairs.src_lengths[:20_000], pairs.tgt_lengths[:20_000]
     if len(source) < 200 or source.std() == 0 or target.std() == 0:
         return 0
-    fits = {k: np.corrcoef(source, np.roll(target, -k))[0, 1]
-            for k in range(-most, most + 1)}  # fmt: skip
+    fits = {
+        k: np.corrcoef(source, np.roll(target, -k))[0, 1]
+        for k in range(-most, most + 1)
+    }
     best = max(fits, key=lambda k: fits[k])
     return best if fits[best] > fits[0] + 0.2 else 0
 
@@ -565,7 +576,9 @@ def misread_score(outputs: Sequence[str], references: Sequence[str]) -> Finding:
             )
     if (order := _likeliest_order(*sides)) is not None:
         again["the references in another order"] = (
-            sides[0], [references[i] for i in order])  # fmt: skip
+            sides[0],
+            [references[i] for i in order],
+        )
     scores = {n: sacre_bleu([*map(str, a)], b).value for n, (a, b) in again.items()}
     best = max(scores, key=lambda name: scores[name])
     if scores[best] > 1.3 * score + 3:
@@ -596,8 +609,9 @@ def _likeliest_order(
     words = [
         [{*line.lower().split()} for line in side] for side in (outputs, references)
     ]
-    alike = np.array([[len(a & b) / max(len(a | b), 1) for b in words[1]]
-                      for a in words[0]])  # fmt: skip
+    alike = np.array(
+        [[len(a & b) / max(len(a | b), 1) for b in words[1]] for a in words[0]]
+    )
     order, free = [-1] * len(outputs), np.ones(len(references), bool)
     for i in np.argsort(-alike.max(axis=1)):
         order[i] = int(np.where(free, alike[i], -1).argmax())
@@ -737,8 +751,10 @@ def diagnose(
             data = folder / "data"
         run = _open_run(folder, device)
     valid, train, cut = _text_of(run, data)
-    losses, train_losses = ([record[f"{part}_loss"] for record in run.history]
-                            for part in ("valid", "train"))  # fmt: skip
+    losses, train_losses = (
+        [record[f"{part}_loss"] for record in run.history]
+        for part in ("valid", "train")
+    )
     curves = [overfitting(run.history), resumed_worse(run.history)]
     if not len(valid):
         why = "There is no text to test it with: name the prepared folder (--data)."

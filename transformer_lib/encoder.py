@@ -27,9 +27,7 @@ class FeedForward(nn.Module):
     Source: Vaswani et al. 2017, section 3.3, equation 2.
     """
 
-    def __init__(
-        self, d_model: int, d_ff: int, activation: Callable = torch.relu
-    ):
+    def __init__(self, d_model: int, d_ff: int, activation: Callable = torch.relu):
         super().__init__()
         self.activation = activation
         self.w_1 = nn.Linear(d_model, d_ff)

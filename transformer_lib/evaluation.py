@@ -247,8 +247,16 @@ def _bleu_metric(tokenize: str | None, references: Sequence[str] = ()):
         ) from error
 
 # %% ../notebooks/15_evaluation.ipynb #6747981b
-_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR",
-             "TIBETAN")  # fmt: skip
+_UNSPACED = (
+    "CJK",
+    "HIRAGANA",
+    "KATAKANA",
+    "THAI",
+    "LAO",
+    "KHMER",
+    "MYANMAR",
+    "TIBETAN",
+)
 
 
 def _suited_tokenizer(references: Sequence[str]) -> str:
@@ -506,8 +514,7 @@ def paired_bootstrap(
     Source: Koehn 2004, section 4.
     """
     counts = [
-        _sentence_counts(side, references, metric, tokenize)
-        for side in (first, second)
+        _sentence_counts(side, references, metric, tokenize) for side in (first, second)
     ]
     weights = _times_drawn(len(references), samples, seed)  # (samples, N)
     scores = [
@@ -610,8 +617,10 @@ def scores_text(record: dict) -> str:
         lines.insert(1, " " * 8 + record["BLEU"]["note"])
     if record["perplexity"] is not None:
         without = record["perplexity_left_out"]
-        lines.append(f"{'ppl':8}{record['perplexity']:7.2f}  per reference token"
-                     + f", without {without:,} pairs too long for it" * (without > 0))
+        lines.append(
+            f"{'ppl':8}{record['perplexity']:7.2f}  per reference token"
+            + f", without {without:,} pairs too long for it" * (without > 0)
+        )
     count, seconds = record["sentences"], record["seconds"]
     pace = record["tokens"] / seconds if seconds else math.nan
     lines.append(f"{count:,} sentences, {seconds:.1f} s, {pace:,.0f} tokens/s")
@@ -656,9 +665,7 @@ def _scores_of(
     """BLEU with its interval, chrF2 and chrF++, for a record."""
     suited = _suited_tokenizer(references)
     chosen = tokenize or suited
-    interval = bootstrap_interval(
-        outputs, references, "BLEU", samples, tokenize=chosen
-    )
+    interval = bootstrap_interval(outputs, references, "BLEU", samples, tokenize=chosen)
     scores = {
         "BLEU": asdict(sacre_bleu(outputs, references, chosen)),
         "chrF2": asdict(chrf(outputs, references)),

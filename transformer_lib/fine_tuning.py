@@ -23,9 +23,11 @@ from .transformer import Transformer
 
 # %% ../notebooks/20_fine_tuning.ipynb #3a3f070a
 def mix_pairs(
-    new: Sequence[tuple[str, str]], old: Sequence[tuple[str, str]],
-    share: float = 0.5, seed: int = 0,
-) -> list[tuple[str, str]]:  # fmt: skip
+    new: Sequence[tuple[str, str]],
+    old: Sequence[tuple[str, str]],
+    share: float = 0.5,
+    seed: int = 0,
+) -> list[tuple[str, str]]:
     """New pairs with old ones among them, so that a model does not forget.
 
     Args:
@@ -149,9 +151,7 @@ def _varint(number: int) -> bytes:
     return bytes([*groups, number])
 
 # %% ../notebooks/20_fine_tuning.ipynb #2951aae8
-def grow(
-    model: Transformer, tokenizer: Tokenizer, larger: Tokenizer
-) -> Transformer:
+def grow(model: Transformer, tokenizer: Tokenizer, larger: Tokenizer) -> Transformer:
     """The model with rows for new pieces: each the mean of the pieces that spelled it.
 
     Args:

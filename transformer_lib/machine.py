@@ -56,8 +56,10 @@ def default_device(wanted: str | torch.device | None = None) -> str:
 
 # %% ../notebooks/under_the_hood/00_house.ipynb #9acbc4e8
 PRECISIONS = {
-    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-}  # fmt: skip
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @functools.cache
@@ -98,15 +100,19 @@ def native_precision(device: str | torch.device = "cpu") -> tuple[str, str]:
         if major >= 8:
             return "bfloat16", f"compute capability {major}.{minor}: bfloat16 is native"
         if major >= 7:
-            return "float16", (f"compute capability {major}.{minor}: tensor cores for "
-                               "float16, bfloat16 only emulated")  # fmt: skip
+            return "float16", (
+                f"compute capability {major}.{minor}: tensor cores for "
+                "float16, bfloat16 only emulated"
+            )
         return "float32", f"compute capability {major}.{minor}: no tensor cores"
     if device.type != "cpu":
         return "float32", "no 16-bit products in hardware that this library knows of"
     rates = product_rates(torch.get_num_threads())
     clearly = rates["bfloat16"] > 1.2 * rates["float32"]  # less is lost elsewhere
-    said = (f"{rates['float32'] / 1e9:.3g} GFLOP/s in float32, "
-            f"{rates['bfloat16'] / 1e9:.3g} in bfloat16")  # fmt: skip
+    said = (
+        f"{rates['float32'] / 1e9:.3g} GFLOP/s in float32, "
+        f"{rates['bfloat16'] / 1e9:.3g} in bfloat16"
+    )
     return "bfloat16" if clearly else "float32", said
 
 # %% ../notebooks/under_the_hood/00_house.ipynb #00a00013
@@ -146,8 +152,9 @@ def warn_of_slow_bits(precision: str, device: str | torch.device) -> None:
     if fast != precision and not (kind == "GPU" and fast == "bfloat16"):
         warnings.warn(
             f"{precision} is slow on this {kind} ({why}): a new run is faster in "
-            f"{fast} (--set precision={fast}).", stacklevel=3,
-        )  # fmt: skip
+            f"{fast} (--set precision={fast}).",
+            stacklevel=3,
+        )
 
 # %% ../notebooks/under_the_hood/00_house.ipynb #00a00014
 def can_compile(device: str | torch.device) -> tuple[bool, str]:

@@ -119,9 +119,12 @@ def _check_loss_inputs(logits: Tensor, target: Tensor, epsilon: float) -> None:
 
 # %% ../notebooks/11_objective.ipynb #c136b6b3
 def chunked_cross_entropy(
-    hidden: Tensor, table: Tensor, target: Tensor, epsilon: float = 0.1,
+    hidden: Tensor,
+    table: Tensor,
+    target: Tensor,
+    epsilon: float = 0.1,
     rows: int = 256,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Smoothed cross-entropy of hidden states, without ever holding all logits.
 
     The same value and gradients as label_smoothed_cross_entropy(hidden @ table.T, ...).
@@ -230,9 +233,7 @@ def build_optimizer(model: nn.Module, fused: bool = True) -> torch.optim.Adam:
     )
 
 # %% ../notebooks/11_objective.ipynb #dda211ab
-def noam_lr(
-    step: int, d_model: int, warmup: int = 4000, factor: float = 1.0
-) -> float:
+def noam_lr(step: int, d_model: int, warmup: int = 4000, factor: float = 1.0) -> float:
     """The paper's learning rate: linear warm-up, then the inverse square root.
 
     Args:
@@ -252,8 +253,12 @@ def noam_lr(
     counts = step, warmup, d_model
     whole = all(type(n) is not bool and hasattr(n, "__index__") for n in counts)
     number = isinstance(factor, float) or type(factor) is int
-    if not (whole and number and 0 <= factor < 2**63
-            and 1 <= min(counts) <= max(counts) < 2**63):  # fmt: skip
+    if not (
+        whole
+        and number
+        and 0 <= factor < 2**63
+        and 1 <= min(counts) <= max(counts) < 2**63
+    ):
         given = f"step={step}, warmup={warmup}, d_model={d_model}, factor={factor}"
         raise ValueError(f"{given}: whole numbers from 1, and a factor from 0.")
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)

@@ -66,10 +66,13 @@ def translation_app(translate: Callable, host: str = "127.0.0.1", cors=()) -> Ca
         return JSONResponse({"error": said}, error.status_code, error.headers)
 
     app = Starlette(
-        routes=[Route("/", ready), Route("/health", ready),
-                Route("/translate", answer, methods=["POST"])],
+        routes=[
+            Route("/", ready),
+            Route("/health", ready),
+            Route("/translate", answer, methods=["POST"]),
+        ],
         exception_handlers={HTTPException: no_such},
-    )  # fmt: skip
+    )
     app.router.redirect_slashes = False
     inner = CORSMiddleware(app, cors, ["GET", "POST"], ["Content-Type"])
 
@@ -109,9 +112,11 @@ def _translated(texts: list[str], translate: Callable) -> dict:
 
 # %% ../notebooks/22_export.ipynb #7de07a38
 def translation_server(
-    translate: Callable, host: str = "127.0.0.1", port: int = 0,
+    translate: Callable,
+    host: str = "127.0.0.1",
+    port: int = 0,
     cors: Collection[str] = (),
-) -> "TranslationServer":  # fmt: skip
+) -> "TranslationServer":
     """A server, listening but not yet answering; `start` does, or `serve`.
 
     Args:
@@ -128,8 +133,10 @@ def translation_server(
     try:
         listener = socket.create_server((host, port), backlog=1024)
     except (OSError, OverflowError) as error:
-        raise OSError(f"{host}:{port} cannot be listened at ({error}): give another "
-                      "--port or --host.") from error  # fmt: skip
+        raise OSError(
+            f"{host}:{port} cannot be listened at ({error}): give another "
+            "--port or --host."
+        ) from error
     return TranslationServer(translation_app(translate, host, cors), listener)
 
 
@@ -144,12 +151,22 @@ class TranslationServer:
     def __init__(self, app: Callable, listener: socket.socket):
         self.server_address = listener.getsockname()[:2]
         headers = [("Server", "transformer-lib"), ("X-Content-Type-Options", "nosniff")]
-        self.uvicorn = uvicorn.Server(uvicorn.Config(
-            app, http=_Protocol, ws="none", lifespan="off", backlog=1024,
-            headers=headers, server_header=False, proxy_headers=False,
-            timeout_keep_alive=PATIENCE,
-            log_config=None, log_level="error", access_log=False,
-        ))  # fmt: skip
+        self.uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                backlog=1024,
+                headers=headers,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=PATIENCE,
+                log_config=None,
+                log_level="error",
+                access_log=False,
+            )
+        )
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
 
@@ -201,11 +218,15 @@ def _why_refused(
     """
     name, origin = headers.get("Host"), headers.get("Origin")
     if name is not None and not _is_own_name(name, host):
-        return 421, {"error": f"{name} is no name of this server: ask for the address "
-                              "that it was started with."}  # fmt: skip
+        return 421, {
+            "error": f"{name} is no name of this server: ask for the address "
+            "that it was started with."
+        }
     if origin is not None and not {origin, "*"} & {*cors, f"http://{name}"}:
-        return 403, {"error": f"pages of {origin} may not ask: start the server with "
-                              f"--cors {origin}."}  # fmt: skip
+        return 403, {
+            "error": f"pages of {origin} may not ask: start the server with "
+            f"--cors {origin}."
+        }
     return None
 
 

@@ -76,9 +76,12 @@ def race(
 
 # %% ../notebooks/21_speed.ipynb #c3040a89
 def matmul_ceiling(
-    config, tokens: int, kind: torch.dtype = torch.float32, device: str | None = None,
+    config,
+    tokens: int,
+    kind: torch.dtype = torch.float32,
+    device: str | None = None,
     rounds: int = 5,
-) -> float:  # fmt: skip
+) -> float:
     """Floating-point operations a second of a model's matrix products, alone.
 
     Args:
@@ -94,8 +97,12 @@ def matmul_ceiling(
     """
     device, d = default_device(device), config.d_model
     width = config.num_heads * (config.d_k or d // config.num_heads)
-    counts = {(d, width): 12, (d, config.d_ff): 2, (config.d_ff, d): 2,
-              (d, config.vocab_size): 1}  # fmt: skip
+    counts = {
+        (d, width): 12,
+        (d, config.d_ff): 2,
+        (config.d_ff, d): 2,
+        (d, config.vocab_size): 1,
+    }
     made = {"device": device, "dtype": kind}
     seconds = operations = 0.0
     for (before, after), count in counts.items():
@@ -242,9 +249,11 @@ def ladder_on(device: str | None = None) -> dict[str, dict]:
 
 # %% ../notebooks/21_speed.ipynb #9de20638
 def _mean_loss(
-    model: Transformer, batch: Batch, loss: str = "real",
+    model: Transformer,
+    batch: Batch,
+    loss: str = "real",
     epsilon: float = 0.1,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The mean smoothed loss of a batch, in one of three forms that agree.
 
     Args:
@@ -376,9 +385,15 @@ def _ratio_interval(these: list[float], those: list[float]) -> list[float]:
 
 # %% ../notebooks/21_speed.ipynb #167eaf21
 def climb(
-    config, pairs: TokenPairs, max_tokens: int, updates: int = 2, rounds: int = 5,
-    changes: dict[str, dict] | None = None, device: str | None = None, seed: int = 0,
-) -> list[dict]:  # fmt: skip
+    config,
+    pairs: TokenPairs,
+    max_tokens: int,
+    updates: int = 2,
+    rounds: int = 5,
+    changes: dict[str, dict] | None = None,
+    device: str | None = None,
+    seed: int = 0,
+) -> list[dict]:
     """Race the steps of the ladder; each trains a fresh model of the same size.
 
     Args:
@@ -417,10 +432,13 @@ def climb(
     first = previous = next(iter(speed))
     lines = []
     for name, steps in ladder.items():
-        line = {"step": name, "steps": asdict(steps),
-                "tokens_per_second": statistics.median(speed[name]),
-                "seconds": statistics.median(seconds[name]) / done[name],
-                "flops": flops[name] / done[name]}  # fmt: skip
+        line = {
+            "step": name,
+            "steps": asdict(steps),
+            "tokens_per_second": statistics.median(speed[name]),
+            "seconds": statistics.median(seconds[name]) / done[name],
+            "flops": flops[name] / done[name],
+        }
         for key, other in ("times_first", first), ("times_previous", previous):
             line[key], *ends = _ratio_interval(speed[name], speed[other])
             line[f"{key}_interval"] = ends
@@ -455,5 +473,8 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _quantized(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     """Every matrix of a model as int8 with its scales, by name."""
-    return {name: quantize_rows(p.detach())
-            for name, p in model.named_parameters() if p.dim() == 2}  # fmt: skip
+    return {
+        name: quantize_rows(p.detach())
+        for name, p in model.named_parameters()
+        if p.dim() == 2
+    }

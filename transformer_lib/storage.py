@@ -494,9 +494,11 @@ def table_checksum(table: dict) -> str:
 
 
 def write_manifest(
-    folder: str | Path, names: Sequence[str] | None = None, about: dict | None = None,
+    folder: str | Path,
+    names: Sequence[str] | None = None,
+    about: dict | None = None,
     name: str = MANIFEST,
-) -> None:  # fmt: skip
+) -> None:
     """Note size and SHA-256 of files in a folder, and what else is known of them.
 
     Args:
@@ -520,9 +522,12 @@ def write_manifest(
 
 
 def read_manifest(
-    folder: str | Path, needed: Sequence[str] = (), name: str = MANIFEST,
-    verify: bool = True, cure: str = "Copy or write the folder again.",
-) -> dict:  # fmt: skip
+    folder: str | Path,
+    needed: Sequence[str] = (),
+    name: str = MANIFEST,
+    verify: bool = True,
+    cure: str = "Copy or write the folder again.",
+) -> dict:
     """What is noted of a folder, once its files are seen to be those that were written.
 
     Args:
@@ -547,9 +552,10 @@ def read_manifest(
         if table.keys() != {"files"} and table["checksum"] != table_checksum(table):
             raise ValueError("it does not fit its checksum")
         odd = {
-            n: wrong for n in sorted({*files, *needed})
+            n: wrong
+            for n in sorted({*files, *needed})
             if (wrong := _what_is_wrong(path.parent / n, files[n], verify))
-        }  # fmt: skip
+        }
     except (TypeError, KeyError, AttributeError, ValueError, OSError):
         raise DamagedFile(f"{path} is damaged. {cure}") from None
     for n, wrong in odd.items():

@@ -225,11 +225,20 @@ class Tokenizer:
         try:
             with _normalization(normalize) as rule:
                 spm.SentencePieceTrainer.train(
-                    sentence_iterator=sentences, model_writer=out,
-                    vocab_size=vocab_size, model_type=model_type, byte_fallback=True,
-                    character_coverage=1.0, pad_id=PAD, unk_id=UNK, bos_id=BOS,
-                    eos_id=EOS, num_threads=threads, minloglevel=2, **rule,
-                )  # fmt: skip
+                    sentence_iterator=sentences,
+                    model_writer=out,
+                    vocab_size=vocab_size,
+                    model_type=model_type,
+                    byte_fallback=True,
+                    character_coverage=1.0,
+                    pad_id=PAD,
+                    unk_id=UNK,
+                    bos_id=BOS,
+                    eos_id=EOS,
+                    num_threads=threads,
+                    minloglevel=2,
+                    **rule,
+                )
         except RuntimeError as error:
             raise ValueError(_why_no_vocabulary(str(error), vocab_size)) from error
         return cls(_named_nfc(out.getvalue()) if normalize == "nfc" else out.getvalue())
@@ -447,9 +456,21 @@ _EMOJI = (
     r"[\ufe0e\ufe0f\p{Emoji_Modifier}\U000e0020-\U000e007f]*"
 )
 _JOINED = [
-    "Arabic", "Syriac", "Mongolian", "Devanagari", "Bengali", "Gurmukhi", "Gujarati",
-    "Oriya", "Tamil", "Telugu", "Kannada", "Malayalam", "Sinhala", "Khmer",
-]  # fmt: skip
+    "Arabic",
+    "Syriac",
+    "Mongolian",
+    "Devanagari",
+    "Bengali",
+    "Gurmukhi",
+    "Gujarati",
+    "Oriya",
+    "Tamil",
+    "Telugu",
+    "Kannada",
+    "Malayalam",
+    "Sinhala",
+    "Khmer",
+]
 _JOINS = "[" + "".join(rf"\p{{{script}}}" for script in _JOINED) + "]"
 # What is invisible; the first group are the places where it has a meaning.
 _INVISIBLE = regex.compile(

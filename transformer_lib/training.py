@@ -34,9 +34,15 @@ from .transformer import Transformer, require_whole
 
 # %% ../notebooks/12_training.ipynb #d71b0619
 def fit(
-    model: Transformer, pairs: TokenPairs, max_steps: int, max_tokens: int = 4096,
-    warmup: int = 400, factor: float = 1.0, epsilon: float = 0.1, seed: int = 0,
-) -> list[float]:  # fmt: skip
+    model: Transformer,
+    pairs: TokenPairs,
+    max_steps: int,
+    max_tokens: int = 4096,
+    warmup: int = 400,
+    factor: float = 1.0,
+    epsilon: float = 0.1,
+    seed: int = 0,
+) -> list[float]:
     """Train a model on sentence pairs: the plain loop, with nothing around it.
 
     Args:
@@ -81,9 +87,11 @@ def fit(
 # %% ../notebooks/12_training.ipynb #cc410746
 @torch.inference_mode()
 def quick_translate(
-    model: Transformer, tokenizer: Tokenizer, sentences: str | Sequence[str],
+    model: Transformer,
+    tokenizer: Tokenizer,
+    sentences: str | Sequence[str],
     longest: int = 40,
-) -> str | list[str]:  # fmt: skip
+) -> str | list[str]:
     """Translate by taking the most probable token, again and again.
 
     Args:
@@ -129,8 +137,11 @@ def hidden_states(model: Transformer, batch: Batch) -> Tensor:
         source, target = batch.src_part, batch.tgt_part
         seen = same_part(target, target) & causal_mask(target.shape[1], target.device)
         reading = {"mask": same_part(source, source), "places": batch.src_place}
-        writing = {"self_mask": seen, "memory_mask": same_part(target, source),
-                   "places": batch.tgt_place}  # fmt: skip
+        writing = {
+            "self_mask": seen,
+            "memory_mask": same_part(target, source),
+            "places": batch.tgt_place,
+        }
     memory = model.encode(batch.src_ids, **reading)  # (B, S, D)
     return model.decode(batch.tgt_in, memory, batch.src_ids, **writing)
 
@@ -187,9 +198,15 @@ class Update(NamedTuple):
 
 # %% ../notebooks/12_training.ipynb #68b3605a
 def update(
-    model: nn.Module, optimizer, group: Sequence[Batch], lr: float, epsilon: float,
-    clip: float = 0.0, precision: str = "float32", scale: float = 1.0,
-) -> Update:  # fmt: skip
+    model: nn.Module,
+    optimizer,
+    group: Sequence[Batch],
+    lr: float,
+    epsilon: float,
+    clip: float = 0.0,
+    precision: str = "float32",
+    scale: float = 1.0,
+) -> Update:
     """One update of the weights from one or more batches.
 
     Loss or gradient not finite: the weights stay as they are.
@@ -236,9 +253,13 @@ def update(
 
 # %% ../notebooks/12_training.ipynb #435a6f36
 def _add_gradients(
-    model: nn.Module, group: Sequence[Batch], epsilon: float, tokens: float,
-    precision: str, scale: float = 1.0,
-) -> list[Tensor]:  # fmt: skip
+    model: nn.Module,
+    group: Sequence[Batch],
+    epsilon: float,
+    tokens: float,
+    precision: str,
+    scale: float = 1.0,
+) -> list[Tensor]:
     """Add up the gradients of a group's batches, each by its share of the tokens.
 
     Args:

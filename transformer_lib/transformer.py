@@ -322,9 +322,18 @@ class Transformer(Embeddings):
         from transformer_lib.decoding import generate
 
         return generate(
-            self, src_ids, beam_size, alpha, max_extra, no_repeat_ngram_size, sample,
-            temperature, top_k, top_p, generator,
-        )  # fmt: skip
+            self,
+            src_ids,
+            beam_size,
+            alpha,
+            max_extra,
+            no_repeat_ngram_size,
+            sample,
+            temperature,
+            top_k,
+            top_p,
+            generator,
+        )
 
 # %% ../notebooks/07_transformer.ipynb #bb9f9b6a
 def initialize(model: "Transformer") -> None:
@@ -359,11 +368,17 @@ def stack_settings(config: TransformerConfig) -> dict:
     """What a config says to both stacks, by the names of their arguments."""
     c = config
     return {
-        "num_layers": c.num_layers, "d_model": c.d_model, "num_heads": c.num_heads,
-        "d_ff": c.d_ff, "d_k": c.d_k, "d_v": c.d_v, "bias": c.attention_bias,
-        "dropout": c.dropout, "attention_dropout": c.attention_dropout,
+        "num_layers": c.num_layers,
+        "d_model": c.d_model,
+        "num_heads": c.num_heads,
+        "d_ff": c.d_ff,
+        "d_k": c.d_k,
+        "d_v": c.d_v,
+        "bias": c.attention_bias,
+        "dropout": c.dropout,
+        "attention_dropout": c.attention_dropout,
         "norm_first": c.norm_first,
-    }  # fmt: skip
+    }
 
 # %% ../notebooks/07_transformer.ipynb #7285d103
 def require_ids(ids: Tensor, vocab_size: int, name: str = "ids") -> None:
@@ -454,11 +469,22 @@ def _check_config(config: "TransformerConfig") -> None:
         return {name: given[name] for name in names}
 
     widths = [name for name in ("d_k", "d_v") if given[name] is not None]
-    require_whole(1, **named("vocab_size", "d_model", "num_heads", "num_layers", "d_ff",
-                           "max_length", *widths))  # fmt: skip
+    require_whole(
+        1,
+        **named(
+            "vocab_size",
+            "d_model",
+            "num_heads",
+            "num_layers",
+            "d_ff",
+            "max_length",
+            *widths,
+        ),
+    )
     require_real(0, 1, **named("dropout", "attention_dropout"))
-    require_switch(**named("norm_first", "attention_bias", "tie_embeddings",
-                         "output_bias"))  # fmt: skip
+    require_switch(
+        **named("norm_first", "attention_bias", "tie_embeddings", "output_bias")
+    )
     if config.activation not in [*_ACTIVATIONS]:
         raise ValueError(
             f"activation={config.activation!r}: must be one of {[*_ACTIVATIONS]}."
@@ -513,7 +539,6 @@ def normal_weights(model: nn.Module, std: float = 0.02) -> None:
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
-
 # %% ../notebooks/07_transformer.ipynb #6264daed
 def _count_parts(config: TransformerConfig) -> dict[str, int]:
     """How many trained numbers each part of the model has, by arithmetic.
@@ -538,7 +563,6 @@ def _count_parts(config: TransformerConfig) -> dict[str, int]:
         "decoder": config.num_layers * decoder_layer + last_norm,
         "positions": 2 * config.max_length * d if learned else 0,
     }
-
 
 # %% ../notebooks/07_transformer.ipynb #fd0b9992
 def torch_twin(model: Transformer) -> nn.Transformer:
@@ -567,13 +591,19 @@ def torch_twin(model: Transformer) -> nn.Transformer:
     sizes = (c.d_model, c.num_heads, c.num_layers, c.num_layers, c.d_ff, c.dropout)
     with warnings.catch_warnings():  # torch explains which shortcut it does not take
         warnings.simplefilter("ignore", UserWarning)
-        twin = nn.Transformer(*sizes, _ACTIVATIONS[c.activation], batch_first=True,
-                              norm_first=c.norm_first)  # fmt: skip
+        twin = nn.Transformer(
+            *sizes,
+            _ACTIVATIONS[c.activation],
+            batch_first=True,
+            norm_first=c.norm_first,
+        )
     if not c.norm_first:
         twin.encoder.norm = twin.decoder.norm = None
     state = {name: torch.zeros_like(p) for name, p in twin.state_dict().items()}
-    ours = {**model.encoder.state_dict(prefix="encoder."),
-            **model.decoder.state_dict(prefix="decoder.")}  # fmt: skip
+    ours = {
+        **model.encoder.state_dict(prefix="encoder."),
+        **model.decoder.state_dict(prefix="decoder."),
+    }
     twin.load_state_dict(state | torch_names(ours))
     return twin.to(model.device).train(model.training)
 

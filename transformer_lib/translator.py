@@ -231,12 +231,15 @@ class Translator:
     ) -> list[list[Candidate]]:
         """The candidates of each line; those of a text are one line's."""
         found = translate_lines(
-            sentences, self.tokenizer,
+            sentences,
+            self.tokenizer,
             lambda rows: decode_rows(self.model, rows, n_best=n, **settings),
-            self.max_length, self.by_sentence, first_line,
+            self.max_length,
+            self.by_sentence,
+            first_line,
             tell or (lambda note: warnings.warn(note, stacklevel=5)),
             settings.get("max_extra", 50),
-        )  # fmt: skip
+        )
         return [_join_lines(found)] if isinstance(sentences, str) else found
 
 # %% ../notebooks/17_translator.ipynb #ae71e476
@@ -533,7 +536,7 @@ def _letters(text: str) -> int:
 
 def _cut_line(
     line: str, tokenizer: Tokenizer, unknown: _Unknown, limit: int, by_sentence: bool
-) -> _Cut:  # fmt: skip
+) -> _Cut:
     """What is decoded for one line."""
 
     def part_of(text: str) -> _Part:
@@ -600,9 +603,12 @@ def _each_line(sentences: str | Iterable[str], first_line: int = 1) -> Iterator[
 
 
 def _notes_on(
-    lines: Sequence[str], cuts: Sequence[_Cut],
-    outputs: Sequence[list[list[Hypothesis]]], first: int, max_extra: int,
-) -> list[str]:  # fmt: skip
+    lines: Sequence[str],
+    cuts: Sequence[_Cut],
+    outputs: Sequence[list[list[Hypothesis]]],
+    first: int,
+    max_extra: int,
+) -> list[str]:
     """What there is to tell of these lines, and of which."""
     kinds: dict[str, list[int]] = {
         "is mostly characters that the model has not learned: copied": [],
@@ -615,13 +621,17 @@ def _notes_on(
         range(first, first + len(lines)), lines, cuts, outputs, strict=True
     ):
         sizes = [(len(r), len(o[0].ids)) for r, o in zip(cut.rows, output, strict=True)]
-        for found, so in zip(kinds.values(), (
-            line and not sizes,
-            cut.too_long,
-            any(not said for _, said in sizes),
-            any(0 < said == read + max_extra for read, said in sizes),
-            any(0 < 4 * said < read and read >= 16 for read, said in sizes),
-        ), strict=True):  # fmt: skip
+        for found, so in zip(
+            kinds.values(),
+            (
+                line and not sizes,
+                cut.too_long,
+                any(not said for _, said in sizes),
+                any(0 < said == read + max_extra for read, said in sizes),
+                any(0 < 4 * said < read and read >= 16 for read, said in sizes),
+            ),
+            strict=True,
+        ):
             found += [number] * bool(so)
     return [
         f"line {found[0]} {what}{_and_lines(found[1:])}"

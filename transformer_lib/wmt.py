@@ -191,28 +191,41 @@ def _wmt_archive(
 # %% ../notebooks/24_wmt.ipynb #daadb608
 ARCHIVES = {
     "europarl": _wmt_archive(
-        "wmt13/training-parallel-europarl-v7.tgz", 657632379,
+        "wmt13/training-parallel-europarl-v7.tgz",
+        657632379,
         "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
-        "training/europarl-v7.{}"),
+        "training/europarl-v7.{}",
+    ),
     "commoncrawl": _wmt_archive(
-        "wmt13/training-parallel-commoncrawl.tgz", 918311367,
+        "wmt13/training-parallel-commoncrawl.tgz",
+        918311367,
         "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
-        "commoncrawl.{}"),
+        "commoncrawl.{}",
+    ),
     "news-commentary": _wmt_archive(
-        "wmt14/training-parallel-nc-v9.tgz", 80418416,
+        "wmt14/training-parallel-nc-v9.tgz",
+        80418416,
         "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
-        "training/news-commentary-v9.{}"),
+        "training/news-commentary-v9.{}",
+    ),
     "un": _wmt_archive(
-        "wmt13/training-parallel-un.tgz", 2365634246,
+        "wmt13/training-parallel-un.tgz",
+        2365634246,
         "29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
-        "un/undoc.2000.{}"),
+        "un/undoc.2000.{}",
+    ),
     "giga-fren": _wmt_archive(
-        "wmt10/training-giga-fren.tar", 2595102720,
+        "wmt10/training-giga-fren.tar",
+        2595102720,
         "3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
-        "giga-fren.release2.fixed", ".gz"),
-}  # fmt: skip
-_PAIRS = {"en-de": ("europarl", "commoncrawl", "news-commentary"),
-         "en-fr": tuple(ARCHIVES)}  # fmt: skip
+        "giga-fren.release2.fixed",
+        ".gz",
+    ),
+}
+_PAIRS = {
+    "en-de": ("europarl", "commoncrawl", "news-commentary"),
+    "en-fr": tuple(ARCHIVES),
+}
 _VOCABULARY = {"en-de": 37000, "en-fr": 32000}  # section 5.1
 
 # %% ../notebooks/24_wmt.ipynb #748852f9
@@ -253,8 +266,11 @@ def _fetch_archive(archive: _Archive, folder: str | Path | None = None) -> Path:
         CorpusUnavailable: If it is unavailable, or is not what was published.
     """
     source = archive.source
-    there = [Path(folder) / source.filename] if folder else (
-        path for _, path in local_copies(source))  # fmt: skip
+    there = (
+        [Path(folder) / source.filename]
+        if folder
+        else (path for _, path in local_copies(source))
+    )
     for path in there:
         if path.is_file():
             _check_archive(path, archive)
@@ -362,9 +378,13 @@ def _write_pairs(pairs: Iterable, path: Path, show: bool = False) -> int:
 
 # %% ../notebooks/24_wmt.ipynb #7bc0b7fb
 def _clean_archive(
-    name: str, archive: _Archive, pair: str, folder: Path,
-    archives_in: str | Path | None = None, show: bool = False,
-) -> dict:  # fmt: skip
+    name: str,
+    archive: _Archive,
+    pair: str,
+    folder: Path,
+    archives_in: str | Path | None = None,
+    show: bool = False,
+) -> dict:
     """Fetch one archive and write its clean pairs; done already: only say what was.
 
     Args:
@@ -384,8 +404,13 @@ def _clean_archive(
     path, report = _fetch_archive(archive, archives_in), CleaningReport()
     pairs = _archive_pairs(path, archive.members[pair], report)
     kept = _write_pairs(pairs, text, show)
-    about = {"pairs": kept, "read": report.total, "dropped": report.dropped,
-             "report": str(report), "size": path.stat().st_size}  # fmt: skip
+    about = {
+        "pairs": kept,
+        "read": report.total,
+        "dropped": report.dropped,
+        "report": str(report),
+        "size": path.stat().st_size,
+    }
     write_json(note, about)
     return about
 
@@ -426,8 +451,10 @@ def clean_wmt(
         _write_pairs(valid, folder / "valid.tsv.gz")
     notes = folder / "cleaning.json"
     if not notes.exists():
-        about = {name: _clean_archive(name, archive, pair, folder, archives_in, show)
-                 for name, archive in archives.items()}  # fmt: skip
+        about = {
+            name: _clean_archive(name, archive, pair, folder, archives_in, show)
+            for name, archive in archives.items()
+        }
         _join_parts([folder / f"{name}.{pair}.tsv.gz" for name in archives], folder)
         write_json(notes, {"pair": pair, "archives": about})
     there = json.loads(notes.read_text(encoding="utf-8"))
@@ -437,8 +464,12 @@ def clean_wmt(
             f"{pair} from {', '.join(archives)}; choose another folder."
         )
     train, valid_file = (str(folder / f"{s}.tsv.gz") for s in ("train", "valid"))
-    return {"train": train, "valid": valid_file, "name": f"wmt14-{pair}",
-            "licence": _WMT_LICENCE}  # fmt: skip
+    return {
+        "train": train,
+        "valid": valid_file,
+        "name": f"wmt14-{pair}",
+        "licence": _WMT_LICENCE,
+    }
 
 
 def _join_parts(parts: Sequence[Path], folder: Path) -> None:
@@ -471,7 +502,8 @@ def miniature(
         sides = zip(*pairs[i :: len(_PAIRS[pair])], strict=True)
         texts = [("\n".join(side) + "\n").encode() for side in sides]
         content = {"training/other.cs-en.cs": b"Ahoj.\n"} | dict(
-            zip(members, texts, strict=True))  # fmt: skip
+            zip(members, texts, strict=True)
+        )
         made[name] = _pack_archive(ARCHIVES[name], content, folder)
     return made
 

@@ -88,7 +88,7 @@ def inside(source: str) -> str:
     if title := TITLE.search(source):
         return title[1][0].lower() + title[1][1:]
     try:
-        body = ast.parse(re.sub(r"(?m)^\s*[%!].*$", "", source)).body
+        body = ast.parse(re.sub(r"(?m)^\s*[%!](?!=).*$", "", source)).body
     except SyntaxError:
         return "the code"
     defined = [part for part in body if hasattr(part, "name")]

@@ -88,7 +88,7 @@ def refuse_lost_exports(notebooks: Path) -> None:
                     f'notebooks/{place}, cell {cell["id"]}: "{below[0].strip()}" '
                     f'stands below "{first[0].strip()}", so the cell would be '
                     "missing from the library. Make it the first line of the cell; a "
-                    "cell that is exported has no #@title."
+                    "cell that is exported has no # @title."
                 )
     if lost:
         raise SystemExit("\n".join(lost))

@@ -4,7 +4,7 @@
 
 Jupyter Book folds by a cell's tags, Colab by its metadata "cellView": this writes the
 second from the first. The first cell, which the book leaves out, is folded too. A form
-shows a line `#@title ...` of its code as its title; the book leaves such lines out.
+shows a line `# @title ...` of its code as its title; the book leaves such lines out.
 """
 
 import argparse

@@ -89,7 +89,7 @@ _lock = threading.Lock()
 def code_cells(notebook) -> str:
     """All code of a notebook, without IPython's % and ! lines."""
     cells = (c.source for c in notebook.cells if c.cell_type == "code")
-    return "\n\n".join(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", c) for c in cells)
+    return "\n\n".join(re.sub(r"(?m)^(\s*)[%!](?!=).*$", r"\1pass", c) for c in cells)
 
 
 def library_closure(source: str) -> dict[Path, str]:

@@ -43,8 +43,13 @@ class PairText:
     lexicon: dict[str, str] = field(init=False)
 
     def __post_init__(self):
-        self.common = {word for pair in self.pairs for side in pair
-                       for word in _WORD.findall(side) if word.islower()}  # fmt: skip
+        self.common = {
+            word
+            for pair in self.pairs
+            for side in pair
+            for word in _WORD.findall(side)
+            if word.islower()
+        }
         self.lexicon = _lexicon(self.pairs[:: len(self.pairs) // 50_000 + 1])
 
     def aligned(self, pair: Pair) -> list[Pair]:
@@ -56,9 +61,13 @@ class PairText:
 
     def names(self, pair: Pair) -> list[str]:
         """Names that stand on both sides, once each."""
-        return [name for name in _same_names(pair, self.common)
-                if name.isalpha() and all(side.count(name) == 1 for side in pair)
-                and name + "s" not in pair[1]]  # fmt: skip
+        return [
+            name
+            for name in _same_names(pair, self.common)
+            if name.isalpha()
+            and all(side.count(name) == 1 for side in pair)
+            and name + "s" not in pair[1]
+        ]
 
 # %% ../../notebooks/10_batches.ipynb #10b00003
 def _lexicon(pairs: Sequence[Pair], least: int = 5, dice: float = 0.6) -> dict:
@@ -77,23 +86,31 @@ def _lexicon(pairs: Sequence[Pair], least: int = 5, dice: float = 0.6) -> dict:
         {w for w, n in counts.items() if n >= least} for counts in (source, target)
     ]
     together = Counter(
-        ab for row in sides
-        for ab in product(*([w for w in words if w in known]
-                            for words, known in zip(row, usual, strict=True)))
-    )  # fmt: skip
+        ab
+        for row in sides
+        for ab in product(
+            *(
+                [w for w in words if w in known]
+                for words, known in zip(row, usual, strict=True)
+            )
+        )
+    )
     best = sorted(
         (2 * n / (source[a] + target[b]), a, b)
-        for (a, b), n in together.items() if n >= least
-    )  # fmt: skip
+        for (a, b), n in together.items()
+        if n >= least
+    )
     return {a: b for share, a, b in best if share >= dice}
 
 # %% ../../notebooks/10_batches.ipynb #10b00006
 _NUMBER = re.compile(r"(?<![\w.,:])\d+(?![\w:]|[.,]\d)")
-_WORDS = dict(zip(
-    "two three four five six seven eight nine ten eleven twelve twenty thirty".split(),
-    "zwei drei vier fünf sechs sieben acht neun zehn elf zwölf zwanzig dreißig".split(),
-    strict=True,
-))  # fmt: skip
+_WORDS = dict(
+    zip(
+        "two three four five six seven eight nine ten eleven twelve twenty thirty".split(),  # noqa: E501
+        "zwei drei vier fünf sechs sieben acht neun zehn elf zwölf zwanzig dreißig".split(),  # noqa: E501
+        strict=True,
+    )
+)
 _SIGNS = ("$", "€", "£")
 
 
@@ -140,26 +157,38 @@ def _with_numbers(pair: Pair, text: PairText, rng: random.Random) -> Pair | None
         )
         if rng.random() < 0.6:
             sign = rng.choice(_SIGNS)
-            money = _swap(changed, (f"{new[0]} dollars", f"{new[1]} Dollar"),
-                          (f"{sign}{new[0]}", f"{new[1]} {sign}"))  # fmt: skip
+            money = _swap(
+                changed,
+                (f"{new[0]} dollars", f"{new[1]} Dollar"),
+                (f"{sign}{new[0]}", f"{new[1]} {sign}"),
+            )
             changed = money if all(map(str.__ne__, money, changed)) else changed
         percent = rng.choice(("%", " %"))
-        money = _swap(changed, (f"{new[0]} percent", f"{new[1]} Prozent"),
-                      (f"{new[0]}{percent}", f"{new[1]} %"))  # fmt: skip
+        money = _swap(
+            changed,
+            (f"{new[0]} percent", f"{new[1]} Prozent"),
+            (f"{new[0]}{percent}", f"{new[1]} %"),
+        )
         changed = money if all(map(str.__ne__, money, changed)) else changed
     return changed if changed != pair else None
 
 # %% ../../notebooks/10_batches.ipynb #10b00008
-_DAYS = dict(zip(
-    "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(),
-    "Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag".split(), strict=True,
-))  # fmt: skip
-_MONTHS = list(zip(
-    "January February March April May June July August September October November "
-    "December".split(),
-    "Januar Februar März April Mai Juni Juli August September Oktober November "
-    "Dezember".split(), strict=True,
-))  # fmt: skip
+_DAYS = dict(
+    zip(
+        "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(),
+        "Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag".split(),
+        strict=True,
+    )
+)
+_MONTHS = list(
+    zip(
+        "January February March April May June July August September October November "
+        "December".split(),
+        "Januar Februar März April Mai Juni Juli August September Oktober November "
+        "Dezember".split(),
+        strict=True,
+    )
+)
 _AT = re.compile(r"\bat ([a-z]+|\d+(?::\d\d)?)( o'clock)?(?: [ap]\.?m\.?)?(?=[.,?! ])")
 _UM = re.compile(r"\bum ([a-zäöüß]+|\d+(?:[.:]\d\d)?)( Uhr)?(?=[.,?! ])")
 _ON = re.compile(rf"\b[Oo]n ({'|'.join(_DAYS)})s?\b")
@@ -185,18 +214,25 @@ def _any_date(rng: random.Random) -> Pair:
     numbers = rng.choice(
         (f"{month + 1:02}/{day:02}/{year}", f"{year}-{month + 1:02}-{day:02}")
     )
-    return rng.choice([
-        (f"{day} {english}", f"{day}. {german}"),
-        (f"{day} {english} {year}", f"{day}. {german} {year}"),
-        (f"{english} {day}", f"{day}. {german}"),
-        (f"{english} {day}{end}", f"{day}. {german}"),
-        (f"{english} {day}, {year}", f"{day}. {german} {year}"),
-        (numbers, f"{day:02}.{month + 1:02}.{year}"),
-    ])  # fmt: skip
+    return rng.choice(
+        [
+            (f"{day} {english}", f"{day}. {german}"),
+            (f"{day} {english} {year}", f"{day}. {german} {year}"),
+            (f"{english} {day}", f"{day}. {german}"),
+            (f"{english} {day}{end}", f"{day}. {german}"),
+            (f"{english} {day}, {year}", f"{day}. {german} {year}"),
+            (numbers, f"{day:02}.{month + 1:02}.{year}"),
+        ]
+    )
 
 
-_SOMETIME = {"yesterday": "gestern", "today": "heute", "tomorrow": "morgen",
-             "tonight": "heute Abend", "now": "jetzt"}  # fmt: skip
+_SOMETIME = {
+    "yesterday": "gestern",
+    "today": "heute",
+    "tomorrow": "morgen",
+    "tonight": "heute Abend",
+    "now": "jetzt",
+}
 
 
 def _any_when(rng: random.Random) -> Pair:
@@ -211,19 +247,21 @@ def _any_when(rng: random.Random) -> Pair:
         f"{hour}:{minute}",
         f"{hour + 1}:{rng.choice(('00', '15', '30', '45'))}",
     )
-    return rng.choice([
-        (f"on {date}", f"am {tag}"),
-        (f"on {day}, {date}", f"am {wochentag}, dem {tag}"),
-        (f"at {time}", f"um {uhr}"),
-        (f"on {day} at {time}", f"am {wochentag} um {uhr}"),
-        (f"at {time} on {date}", f"am {tag} um {uhr}"),
-        (f"in {year}", f"im Jahr {year}"),
-        (f"in {month} {year}", f"im {monat} {year}"),
-        (f"from {year} to {later}", f"von {year} bis {later}"),
-        (f"from {first} to {last} {month}", f"vom {first}. bis {last}. {monat}"),
-        (f"from {start} to {until}", f"von {start} bis {until} Uhr"),
-        (f"between {start} and {until}", f"zwischen {start} und {until} Uhr"),
-    ])  # fmt: skip
+    return rng.choice(
+        [
+            (f"on {date}", f"am {tag}"),
+            (f"on {day}, {date}", f"am {wochentag}, dem {tag}"),
+            (f"at {time}", f"um {uhr}"),
+            (f"on {day} at {time}", f"am {wochentag} um {uhr}"),
+            (f"at {time} on {date}", f"am {tag} um {uhr}"),
+            (f"in {year}", f"im Jahr {year}"),
+            (f"in {month} {year}", f"im {monat} {year}"),
+            (f"from {year} to {later}", f"von {year} bis {later}"),
+            (f"from {first} to {last} {month}", f"vom {first}. bis {last}. {monat}"),
+            (f"from {start} to {until}", f"von {start} bis {until} Uhr"),
+            (f"between {start} and {until}", f"zwischen {start} und {until} Uhr"),
+        ]
+    )
 
 
 def _with_times(pair: Pair, text: PairText, rng: random.Random) -> Pair | None:
@@ -265,13 +303,19 @@ def _any_link(text: PairText, rng: random.Random) -> str:
     path = "".join(f"/{word()}" for _ in range(rng.randrange(3)))
     path += rng.choice(("", "", "/", ".html", f"?{word()}={word()}", f"#{word()}"))
     who = rng.choice("._-").join(word() for _ in range(rng.randint(1, 2)))
-    return rng.choice((
-        f"http{rng.choice(('', 's'))}://{place}{path}", f"https://{place}{path}",
-        f"www.{word()}.{end}{path}", f"{word()}.{end}",
-        f"{who}@{place}", f"{who}{rng.randrange(100)}@{place}",
-        f"@{who}", f"#{word()}",
-        f"{who}.{rng.choice(('pdf', 'txt', 'jpg', 'docx', 'zip', 'py'))}",
-    ))  # fmt: skip
+    return rng.choice(
+        (
+            f"http{rng.choice(('', 's'))}://{place}{path}",
+            f"https://{place}{path}",
+            f"www.{word()}.{end}{path}",
+            f"{word()}.{end}",
+            f"{who}@{place}",
+            f"{who}{rng.randrange(100)}@{place}",
+            f"@{who}",
+            f"#{word()}",
+            f"{who}.{rng.choice(('pdf', 'txt', 'jpg', 'docx', 'zip', 'py'))}",
+        )
+    )
 
 
 def _with_links(pair: Pair, text: PairText, rng: random.Random) -> Pair | None:
@@ -288,8 +332,12 @@ def _with_links(pair: Pair, text: PairText, rng: random.Random) -> Pair | None:
     return tuple(form.format(side[:-1], side[-1], link) for side in pair)
 
 # %% ../../notebooks/10_batches.ipynb #10b00012
-_EMOJI_BLOCKS = [(0x1F300, 0x1F5FF), (0x1F600, 0x1F64F), (0x1F680, 0x1F6C5),
-                 (0x1F90C, 0x1F9FF)]  # fmt: skip
+_EMOJI_BLOCKS = [
+    (0x1F300, 0x1F5FF),
+    (0x1F600, 0x1F64F),
+    (0x1F680, 0x1F6C5),
+    (0x1F90C, 0x1F9FF),
+]
 _OTHER_SIGNS = "→←↑↓⇒•·✓✔✗★☆☀☕☎♥❤♫⚡✨✅❌©®™§¶†‡…°±×÷=≈≠≤≥<>|~^_+*#&@%\\½²³µ№"
 _BULLETS = ["•", "-", "–", "*", "→", "✓", "▶", "·", "#", ">", "1.", "2)", "(a)", "✅"]
 _UNITS = [
@@ -529,8 +577,14 @@ def _mistyped(pair: Pair, text: PairText, rng: random.Random) -> Pair | None:
     return (source, pair[1]) if source != pair[0] else None
 
 # %% ../../notebooks/10_batches.ipynb #10b00018
-_LINKS = [(", and ", ", und "), (" and ", " und "), (", but ", ", aber "),
-          (", because ", ", denn "), ("; ", "; "), (", ", ", ")]  # fmt: skip
+_LINKS = [
+    (", and ", ", und "),
+    (" and ", " und "),
+    (", but ", ", aber "),
+    (", because ", ", denn "),
+    ("; ", "; "),
+    (", ", ", "),
+]
 _LONGEST = 120  # words
 
 
@@ -562,16 +616,26 @@ def _uncapitalized(sentence: str, text: PairText) -> str:
 
 # %% ../../notebooks/10_batches.ipynb #10b00020
 COPIES: dict[str, Callable[[Pair, PairText, random.Random], Pair | None]] = {
-    "numbers": _with_numbers, "times": _with_times, "links": _with_links,
-    "signs": _with_signs, "tags": _with_tags, "capitals": _in_capitals,
-    "quotes": _in_quotes, "hurry": _in_a_hurry, "typos": _mistyped, "long": _lengthened,
-}  # fmt: skip
+    "numbers": _with_numbers,
+    "times": _with_times,
+    "links": _with_links,
+    "signs": _with_signs,
+    "tags": _with_tags,
+    "capitals": _in_capitals,
+    "quotes": _in_quotes,
+    "hurry": _in_a_hurry,
+    "typos": _mistyped,
+    "long": _lengthened,
+}
 
 
 def vary_pairs(
-    pairs: TokenPairs, tokenizer: Tokenizer, shares: dict[str, float], max_length: int,
+    pairs: TokenPairs,
+    tokenizer: Tokenizer,
+    shares: dict[str, float],
+    max_length: int,
     seed: int = 0,
-) -> TokenPairs:  # fmt: skip
+) -> TokenPairs:
     """Pairs, and after them copies that are changed in one of several ways.
 
     Args:
@@ -597,10 +661,12 @@ def vary_pairs(
             )
     if not any(shares.values()) or not len(pairs):
         return pairs
-    text = PairText([
-        tuple(tokenizer.decode(side.tolist()) for side in pairs[i])
-        for i in range(len(pairs))
-    ])  # fmt: skip
+    text = PairText(
+        [
+            tuple(tokenizer.decode(side.tolist()) for side in pairs[i])
+            for i in range(len(pairs))
+        ]
+    )
     rng, copies = random.Random(seed), []
     for kind, share in shares.items():
         change, some = COPIES[kind], text.pairs

@@ -401,8 +401,11 @@ def _fill_rows(sizes: Sequence[tuple[int, int]], width: int) -> list[list[int]]:
                 f"pair {i} has {max(sizes[i])} tokens, and a row holds {width}: choose "
                 "wider rows, or leave long pairs out."
             )
-        fits = (r for r, left in enumerate(room)
-                if left[0] >= sizes[i][0] and left[1] >= sizes[i][1])  # fmt: skip
+        fits = (
+            r
+            for r, left in enumerate(room)
+            if left[0] >= sizes[i][0] and left[1] >= sizes[i][1]
+        )
         r = next(fits, len(rows))
         if r == len(rows):
             rows.append([])
@@ -438,8 +441,9 @@ def plan_packed(
     plan, start = [], 0
     while start < len(order):
         limits = (max_tokens + (total[start - 1] if start else 0) for total in sums)
-        ends = map(lambda total, limit: np.searchsorted(total, limit, "right"),
-                   sums, limits)  # fmt: skip
+        ends = map(
+            lambda total, limit: np.searchsorted(total, limit, "right"), sums, limits
+        )
         end = int(min(ends))
         plan.append(order[start:end])
         start = end
@@ -512,9 +516,14 @@ def _same_names(
         word
         for word, count in source.items()
         if count == target[word] + target[word + "s"]
-        and (word.isdigit() and len(word) > 1
-             or word[0].isupper() and len(word) > 2 and word.lower() not in common)
-    ]  # fmt: skip
+        and (
+            word.isdigit()
+            and len(word) > 1
+            or word[0].isupper()
+            and len(word) > 2
+            and word.lower() not in common
+        )
+    ]
 
 # %% ../../notebooks/10_batches.ipynb #10a00004
 def _letters_after(names: Sequence[str]) -> dict[str, list[str]]:
@@ -549,9 +558,12 @@ def _made_up(word: str, after: dict[str, list[str]], rng: random.Random) -> str:
 
 # %% ../../notebooks/10_batches.ipynb #10a00006
 def rename_pairs(
-    pairs: TokenPairs, tokenizer: Tokenizer, share: float, max_length: int,
+    pairs: TokenPairs,
+    tokenizer: Tokenizer,
+    share: float,
+    max_length: int,
     seed: int = 0,
-) -> TokenPairs:  # fmt: skip
+) -> TokenPairs:
     """Pairs, and after them copies in which names and numbers are made up.
 
     A name that stands on both sides is replaced on both sides. A model learns from
@@ -590,8 +602,9 @@ def rename_pairs(
         pair, names = rng.choice(found)
         new = {name: _made_up(name, after, rng) for name in names}
         new |= {f"{name}s": f"{made}s" for name, made in new.items()}
-        copies.append([_WORD.sub(lambda m, new=new: new.get(m[0], m[0]), side)
-                       for side in pair])  # fmt: skip
+        copies.append(
+            [_WORD.sub(lambda m, new=new: new.get(m[0], m[0]), side) for side in pair]
+        )
     return _followed_by(pairs, tokenize_pairs(copies, tokenizer, max_length))
 
 
@@ -601,6 +614,8 @@ def _followed_by(pairs: TokenPairs, added: TokenPairs) -> TokenPairs:
     for name in ("src", "tgt"):
         ids, offsets = getattr(pairs, name), getattr(pairs, f"{name}_offsets")
         more, ends = getattr(added, name), getattr(added, f"{name}_offsets")[1:]
-        sides += [np.concatenate([ids, more.astype(ids.dtype)]),
-                  np.concatenate([offsets, ends + offsets[-1]])]  # fmt: skip
+        sides += [
+            np.concatenate([ids, more.astype(ids.dtype)]),
+            np.concatenate([offsets, ends + offsets[-1]]),
+        ]
     return TokenPairs(*sides)

@@ -130,10 +130,17 @@ def prepare(
         OSError: If the disk is full; nothing half-written is left.
     """
     folder = as_path("folder", folder)
-    settings = {"vocab_size": vocab_size, "kind": kind, "max_length": max_length,
-                "max_words": max_words, "seed": seed, "sample_size": sample_size,
-                "max_pairs": max_pairs, "sample": sample,
-                "copies": copies}  # fmt: skip
+    settings = {
+        "vocab_size": vocab_size,
+        "kind": kind,
+        "max_length": max_length,
+        "max_words": max_words,
+        "seed": seed,
+        "sample_size": sample_size,
+        "max_pairs": max_pairs,
+        "sample": sample,
+        "copies": copies,
+    }
     _check_settings(settings, threads)
     if tokenizer is not None and not hasattr(tokenizer, "encode_all"):
         raise ValueError(f"tokenizer={tokenizer!r}: give a Tokenizer, or None.")
@@ -279,9 +286,7 @@ def fits_within(pairs: Iterable, max_words: int | None) -> Iterator:
     return (p for p in pairs if max(len(side.split()) for side in p) <= max_words)
 
 # %% ../../notebooks/10_batches.ipynb #43f897ca
-def pieces_of(
-    pairs: Iterable, size: int = 4096, characters: int = 1 << 22
-) -> Iterator:
+def pieces_of(pairs: Iterable, size: int = 4096, characters: int = 1 << 22) -> Iterator:
     """Cut a stream into lists of so many pairs, or fewer where they are long."""
     piece, total = [], 0
     for pair in pairs:
@@ -450,8 +455,13 @@ def _load_prepared(cls, folder: str | Path, verify: bool = False) -> Prepared:
     folder = put_back(folder)
     if not (folder / _NOTES).is_file():
         raise ValueError(f"{folder} holds no prepared text: it has no {_NOTES}.")
-    data = read_manifest(folder, ["tokenizer.model"], _NOTES, verify,
-                         "Delete the folder and prepare it again.")  # fmt: skip
+    data = read_manifest(
+        folder,
+        ["tokenizer.model"],
+        _NOTES,
+        verify,
+        "Delete the folder and prepare it again.",
+    )
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
     train, valid = (_load_pairs(folder / split) for split in ("train", "valid"))
     for split, pairs in ("train", train), ("valid", valid):
@@ -488,9 +498,11 @@ def _write_prepared(
             raise ValueError(f"no pair is left to train on. {streams['train'].report}")
         sides = (side for pair in sample for side in pair)
         tokenizer = Tokenizer.train(
-            sides, settings["vocab_size"], settings["kind"],
+            sides,
+            settings["vocab_size"],
+            settings["kind"],
             normalize=settings.get("normalize", "nmt_nfkc"),
-        )  # fmt: skip
+        )
         del sample
     tokenizer.save(part / "tokenizer.model")
     sentencepiece.set_random_generator_seed(settings["seed"])
@@ -500,9 +512,10 @@ def _write_prepared(
     with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
         for split, stream in streams.items():
             how = settings if split == "train" else once
-            data[split] = _write_split(
-                texts[split], tokenizer, part / split, how, threads, bar
-            ) | stream.about()
+            data[split] = (
+                _write_split(texts[split], tokenizer, part / split, how, threads, bar)
+                | stream.about()
+            )
     data["first_pair"] = streams["train"].first_pair()
     _write_data(part, data)
     _warn_of_text(streams, data)
@@ -591,8 +604,11 @@ def _found_prepared(folder: Path, corpus, settings: dict) -> Prepared:
     there = prepared.data["settings"] | {"corpus": prepared.data["corpus"]}
     wanted = json.loads(json.dumps(settings | {"corpus": corpus}, default=str))
     names = sorted(there.keys() | wanted.keys())
-    said = [f"{name} is {there.get(name)!r}, asked for is {wanted.get(name)!r}"
-            for name in names if there.get(name) != wanted.get(name)]  # fmt: skip
+    said = [
+        f"{name} is {there.get(name)!r}, asked for is {wanted.get(name)!r}"
+        for name in names
+        if there.get(name) != wanted.get(name)
+    ]
     if said:
         raise ValueError(
             f"{folder} was prepared from something else ({'; '.join(said)}). Choose "

@@ -130,14 +130,20 @@ def _run(words: list[str]) -> int:
 # %% ../../notebooks/18_command_line.ipynb #5a0f03cc
 @_command("prepare --train train.en train.de --out data")
 def _prepare(
-    *, text: TextOptions = ANY_TEXT, train: Files = None, valid: Files = None,
-    out: Place, vocab_size: Whole = 8000, kind: Literal["bpe", "unigram"] = "bpe",
+    *,
+    text: TextOptions = ANY_TEXT,
+    train: Files = None,
+    valid: Files = None,
+    out: Place,
+    vocab_size: Whole = 8000,
+    kind: Literal["bpe", "unigram"] = "bpe",
     max_length: Whole = 128,
     share: Share = None,
     normalize: Literal["nmt_nfkc", "nfkc", "nfc", "identity"] | None = None,
-    start_from: Start = None, threads: Whole | None = None,
+    start_from: Start = None,
+    threads: Whole | None = None,
     seed: Whole = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Tokenize a corpus and write it to a folder.
 
     Args:
@@ -159,22 +165,33 @@ def _prepare(
     if share and not text.corpus:
         spec["share"] = share
     done = prepare(
-        spec, out, vocab_size=vocab_size, kind=kind, max_length=max_length,
-        tokenizer=tokenizer, seed=seed, threads=threads, show=sys.stderr.isatty(),
+        spec,
+        out,
+        vocab_size=vocab_size,
+        kind=kind,
+        max_length=max_length,
+        tokenizer=tokenizer,
+        seed=seed,
+        threads=threads,
+        show=sys.stderr.isatty(),
         normalize=normalize,
-    )  # fmt: skip
+    )
     if done.data.get("first_pair"):
         print("first pair: {!r} -> {!r}".format(*done.data["first_pair"]))
     if done.data.get("cleaning"):
         print(done.data["cleaning"])
     for split in ("train", "valid"):
         if folded := done.data[split].get("folded"):
-            print(f"{folded:,} sources of {split} are written with plain quotes and "
-                  "spaces, without invisible characters, as translate reads them")
+            print(
+                f"{folded:,} sources of {split} are written with plain quotes and "
+                "spaces, without invisible characters, as translate reads them"
+            )
         for reason, count in done.data[split]["left_out"].items():
             first = ", ".join(map(str, done.data[split]["first_left_out"][reason]))
-            print(f"of these, {count:,} left out of {split}: {reason} (pair {first}"
-                  f"{', ...' if count > 5 else ''})")  # fmt: skip
+            print(
+                f"of these, {count:,} left out of {split}: {reason} (pair {first}"
+                f"{', ...' if count > 5 else ''})"
+            )
     print(
         f"{len(done.train):,} pairs to train on and {len(done.valid):,} to validate on "
         f"are in {out}, in {done.tokenizer.vocab_size:,} pieces."
@@ -183,11 +200,16 @@ def _prepare(
 # %% ../../notebooks/18_command_line.ipynb #9ab17f1f
 @_command("train small --data data --run runs/mine --set max_steps=2000")
 def _train(
-    recipe: Name | None = None, /, *, run: Place, data: Place | None = None,
-    settings: Settings = [], device: Device = None,  # noqa: B006
+    recipe: Name | None = None,
+    /,
+    *,
+    run: Place,
+    data: Place | None = None,
+    settings: Settings = [],  # noqa: B006
+    device: Device = None,  # noqa: B006
     start_from: Start = None,
     max_minutes: Minutes = math.inf,
-) -> None:  # fmt: skip
+) -> None:
     """Train a recipe, or resume a run that was interrupted.
 
     Args:
@@ -242,9 +264,14 @@ def _average(
 # %% ../../notebooks/18_command_line.ipynb #6b0dff21
 @_command("translate tatoeba-en-de < new.en > new.de")
 def _translate(
-    model: Model, /, *files: Place, beam_size: Beam = 4, alpha: Alpha = 0.6,
-    device: Device = None, output: Place | None = None,
-) -> None:  # fmt: skip
+    model: Model,
+    /,
+    *files: Place,
+    beam_size: Beam = 4,
+    alpha: Alpha = 0.6,
+    device: Device = None,
+    output: Place | None = None,
+) -> None:
     """Translate lines of files or of standard input.
 
     Args:
@@ -271,9 +298,11 @@ def _translate(
 # %% ../../notebooks/18_command_line.ipynb #acc61618
 @_command("parse < new.en > new.mrg")
 def _parse(
-    *files: Place, model: Name = "craft-pre-norm", beam_size: Beam = 4,
+    *files: Place,
+    model: Name = "craft-pre-norm",
+    beam_size: Beam = 4,
     device: Device = None,
-) -> None:  # fmt: skip
+) -> None:
     """Parse lines of files or of standard input: for each a tree in brackets.
 
     Args:
@@ -291,11 +320,19 @@ def _parse(
 # %% ../../notebooks/18_command_line.ipynb #23e56666
 @_command("evaluate runs/mine --test test.en test.de")
 def _evaluate(
-    model: Model, /, *, text: TextOptions = ANY_TEXT, valid: Files = None,
-    test: Files = None, split: Literal["valid", "test"] = "test",
-    beam_size: Beam = 4, alpha: Alpha = 0.6, device: Device = None,
-    tokenize: str | None = None, json: Place | None = None,
-) -> None:  # fmt: skip
+    model: Model,
+    /,
+    *,
+    text: TextOptions = ANY_TEXT,
+    valid: Files = None,
+    test: Files = None,
+    split: Literal["valid", "test"] = "test",
+    beam_size: Beam = 4,
+    alpha: Alpha = 0.6,
+    device: Device = None,
+    tokenize: str | None = None,
+    json: Place | None = None,
+) -> None:
     """Translate a test set and score it.
 
     Args:
@@ -321,13 +358,20 @@ def _evaluate(
 # %% ../../notebooks/18_command_line.ipynb #07f46eb1
 @_command("ablate table3-small --out runs/table3 --rows base A1 C-N2")
 def _ablate(
-    recipe: Name, /, *, out: Place, rows: list[str] | None = None,
+    recipe: Name,
+    /,
+    *,
+    out: Place,
+    rows: list[str] | None = None,
     seeds: Wholes = [0],  # noqa: B006
-    data: Place | None = None, settings: Settings = [],  # noqa: B006
-    longer: bool = False, sentences: Whole = 1000,
-    split: Literal["valid", "test"] = "valid", device: Device = None,
+    data: Place | None = None,
+    settings: Settings = [],  # noqa: B006
+    longer: bool = False,
+    sentences: Whole = 1000,
+    split: Literal["valid", "test"] = "valid",
+    device: Device = None,
     record: Place | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run rows of the paper's Table 3, and print them beside the paper's.
 
     Args:
@@ -348,9 +392,16 @@ def _ablate(
     if record:
         ensure_writable(record)
     found = ablate(
-        recipe_for(recipe, data, settings), out, rows or list(ROWS), seeds, data,
-        device, longer, sentences, split=split,
-    )  # fmt: skip
+        recipe_for(recipe, data, settings),
+        out,
+        rows or list(ROWS),
+        seeds,
+        data,
+        device,
+        longer,
+        sentences,
+        split=split,
+    )
     print(table_text(table(found)))
     if record:
         write_json(record, {"results": found})
@@ -358,9 +409,13 @@ def _ablate(
 # %% ../../notebooks/18_command_line.ipynb #6724b595
 @_command("export runs/mine --out exported")
 def _export(
-    model: Model, /, *, out: Place, to: list[str] | None = None,
+    model: Model,
+    /,
+    *,
+    out: Place,
+    to: list[str] | None = None,
     sentences: Place | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a model for other programs, and prove that each says the same.
 
     Args:
@@ -396,10 +451,15 @@ def _export(
 # %% ../../notebooks/18_command_line.ipynb #63d94e47
 @_command("serve exported/ctranslate2-int8 --port 8000")
 def _serve(
-    folder: Place, /, *, host: str = "127.0.0.1", port: Whole = 8000,
+    folder: Place,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: Whole = 8000,
     cors: list[str] = [],  # noqa: B006
-    threads: Whole = 1, beam_size: Beam = 4,
-) -> None:  # fmt: skip
+    threads: Whole = 1,
+    beam_size: Beam = 4,
+) -> None:
     """Answer requests for translations over HTTP.
 
     Any text goes the way of `translate`: as many lines come back. It is
@@ -431,11 +491,15 @@ def _serve(
 # %% ../../notebooks/18_command_line.ipynb #d1a90002
 @_command("diagnose runs/mine --test test.en test.de")
 def _diagnose(
-    model: Model, /, *, data: Place | None = None, text: TextOptions = ANY_TEXT,
+    model: Model,
+    /,
+    *,
+    data: Place | None = None,
+    text: TextOptions = ANY_TEXT,
     test: Files = None,
     sentences: Count = 64,
     device: Device = None,
-) -> int:  # fmt: skip
+) -> int:
     """Test a run for the usual faults, and say what to try; 1 if one was found.
 
     Args:

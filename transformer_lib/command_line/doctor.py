@@ -62,8 +62,11 @@ def _check_gpu() -> tuple:
 
 def _check_packages() -> tuple:
     """The packages that the library itself needs."""
-    needed = [line for line in metadata.requires("transformer-lib") or ()
-              if "extra ==" not in line]  # fmt: skip
+    needed = [
+        line
+        for line in metadata.requires("transformer-lib") or ()
+        if "extra ==" not in line
+    ]
     found, missing = [], []
     for line in needed:
         name = re.split(r"[^\w-]", line)[0]

@@ -54,11 +54,17 @@ Share = Annotated[float | None, Parameter(validator=Number(gt=0, lt=1))]
 Count = Annotated[Whole, Parameter(validator=Number(gte=1))]
 Wholes = Annotated[list[int], Parameter(converter=_whole)]
 Alpha = Annotated[float, Parameter(help="Length penalty; 0.6 is the paper's.")]
-Files = Annotated[list[Path] | None, Parameter(
-    help="SOURCE TARGET, or one file of pairs.")]  # fmt: skip
-Settings = Annotated[list[str], Parameter(
-    name="--set", consume_multiple=False,
-    help="Replace a setting of the recipe: NAME=VALUE; can be repeated.")]  # fmt: skip
+Files = Annotated[
+    list[Path] | None, Parameter(help="SOURCE TARGET, or one file of pairs.")
+]
+Settings = Annotated[
+    list[str],
+    Parameter(
+        name="--set",
+        consume_multiple=False,
+        help="Replace a setting of the recipe: NAME=VALUE; can be repeated.",
+    ),
+]
 
 # %% ../../notebooks/18_command_line.ipynb #0fc8253e
 @Parameter(name="*")
@@ -68,8 +74,10 @@ class TextOptions:
 
     corpus: str | None = None
     """A corpus that is known, such as tatoeba-en-de."""
-    columns: Annotated[list[int | str] | None, Parameter(
-        converter=_columns, n_tokens=1, consume_multiple=False)] = None  # fmt: skip
+    columns: Annotated[
+        list[int | str] | None,
+        Parameter(converter=_columns, n_tokens=1, consume_multiple=False),
+    ] = None
     """Which columns of one file: 2,4 or names such as en,de."""
     bad: Literal["few", "drop", "refuse"] = "few"
     """Lines that cannot be read: leave out up to a fifth, any number, or none."""
@@ -140,9 +148,11 @@ def settings_of(assignments: Iterable[str]) -> dict:
 
 
 def recipe_for(
-    name: Name | None, data_dir: Path | None = None, assignments: Iterable[str] = (),
+    name: Name | None,
+    data_dir: Path | None = None,
+    assignments: Iterable[str] = (),
     start_from: Name | None = None,
-):  # fmt: skip
+):
     """A recipe by its name or file, with --set's changes, fit for prepared text.
 
     Raises:
@@ -158,8 +168,15 @@ def recipe_for(
     recipe = Recipe.load(name)
     if data_dir:
         data = Prepared.load(data_dir).data
-        kept = ("vocab_size", "kind", "max_length", "max_words", "max_pairs", "sample",
-                "copies")  # fmt: skip
+        kept = (
+            "vocab_size",
+            "kind",
+            "max_length",
+            "max_words",
+            "max_pairs",
+            "sample",
+            "copies",
+        )
         prepared = {name: data["settings"].get(name) for name in kept}
         changes = {"corpus": data["corpus"], **prepared, **changes}
     if not isinstance(model := changes.get("model", {}), dict):

@@ -120,8 +120,15 @@ def local_copies(source: Source):
                 yield "offline mirror", path
 
 # %% ../../notebooks/08_corpora.ipynb #f33a69d1
-DAMAGE = (zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError,
-          OSError, NotImplementedError)  # fmt: skip
+DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    OSError,
+    NotImplementedError,
+)
 
 
 _MOST = 1 << 29  # bytes of an unpacked file; those that are known have 60 million

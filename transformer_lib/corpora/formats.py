@@ -57,8 +57,13 @@ def pair_rows(
         return _two_files(source, target, uneven)
     with open_packed(source) as file:
         form = _form_of(file, source)
-    forms = {"": _tab_table, "csv": _comma_table, "json": _json_table,
-             "tmx": _tmx_table, "wmt": _wmt_table}  # fmt: skip
+    forms = {
+        "": _tab_table,
+        "csv": _comma_table,
+        "json": _json_table,
+        "tmx": _tmx_table,
+        "wmt": _wmt_table,
+    }
     return _rows_of(forms[form](source, columns), source, columns)
 
 
@@ -179,9 +184,10 @@ def _find_columns(
         _is_title([first[i] for i in places])
         or any(
             kind in _PLAIN and first[i].strip() and _kind_of([first[i]]) not in _PLAIN
-            for i, kind in enumerate(map(_kind_of, sides)) if i not in places
+            for i, kind in enumerate(map(_kind_of, sides))
+            if i not in places
         )
-    )  # fmt: skip
+    )
     by_name = any(isinstance(c, str) and not c.isdigit() for c in asked or ())
     return *places, names[0] == "1" and (header or by_name)
 
@@ -202,9 +208,12 @@ def _place_of(column: int | str, names: Sequence[str], first: list, path) -> int
 
 
 def _which_columns(
-    names: Sequence[str], sample: Sequence[tuple], kinds: Sequence[str],
-    places: Sequence[int], path: str | Path,
-) -> str:  # fmt: skip
+    names: Sequence[str],
+    sample: Sequence[tuple],
+    kinds: Sequence[str],
+    places: Sequence[int],
+    path: str | Path,
+) -> str:
     """What is said where not exactly two columns look like text."""
     n, cells, _ = sample[min(1, len(sample) - 1)]
     row = [f"{k}: {_shown(c)[:40]!r}" for k, c in zip(names, cells, strict=True)]
@@ -228,9 +237,14 @@ def _shown(cell: bytes | str | None) -> str:
 
 # %% ../../notebooks/08_corpora.ipynb #63a610d5
 _WMT = {"srcset", "refset", "tstset", "mteval", "dataset", "doc"}
-_NOT_READ = {".po": "a gettext catalogue", ".pot": "a gettext catalogue",
-             ".srt": "subtitles", ".vtt": "subtitles", ".ods": "a table of OpenOffice",
-             ".rtf": "rich text"}  # fmt: skip
+_NOT_READ = {
+    ".po": "a gettext catalogue",
+    ".pot": "a gettext catalogue",
+    ".srt": "subtitles",
+    ".vtt": "subtitles",
+    ".ods": "a table of OpenOffice",
+    ".rtf": "rich text",
+}
 
 
 def _form_of(file: BinaryIO, path: str | Path) -> str:

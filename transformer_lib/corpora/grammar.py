@@ -188,14 +188,23 @@ _NOUNS = [
 ]
 _ANY, _ALIVE, _NOT_PEOPLE = "person animal thing", "person animal", "animal thing"
 _ADJECTIVES = [  # English, German, and what it can be said of
-    ("old", "alt", _ANY), ("small", "klein", _ANY), ("big", "groß", _ANY),
-    ("beautiful", "schön", _ANY), ("good", "gut", _ANY), ("young", "jung", _ALIVE),
-    ("new", "neu", "thing"), ("red", "rot", "thing"),
-]  # fmt: skip
+    ("old", "alt", _ANY),
+    ("small", "klein", _ANY),
+    ("big", "groß", _ANY),
+    ("beautiful", "schön", _ANY),
+    ("good", "gut", _ANY),
+    ("young", "jung", _ALIVE),
+    ("new", "neu", "thing"),
+    ("red", "rot", "thing"),
+]
 _PRONOUNS = [  # English, German, person: I, you, he or she, plural
-    ("I", "ich", 0), ("you", "du", 1), ("he", "er", 2), ("she", "sie", 2),
-    ("we", "wir", 3), ("they", "sie", 3),
-]  # fmt: skip
+    ("I", "ich", 0),
+    ("you", "du", 1),
+    ("he", "er", 2),
+    ("she", "sie", 2),
+    ("we", "wir", 3),
+    ("they", "sie", 3),
+]
 
 # %% ../../notebooks/08_corpora.ipynb #23ca878b
 @dataclass(frozen=True)
@@ -223,26 +232,63 @@ class _Verb:
 
 VERBS = [
     _Verb(("see", "sees", "saw"), ("sehe", "siehst", "sieht", "sehen"), "gesehen"),
-    _Verb(("find", "finds", "found"), ("finde", "findest", "findet", "finden"),
-         "gefunden"),
-    _Verb(("hear", "hears", "heard"), ("höre", "hörst", "hört", "hören"), "gehört",
-         done_to=_ALIVE),
-    _Verb(("look for", "looks for", "looked for"),
-         ("suche", "suchst", "sucht", "suchen"), "gesucht"),
-    _Verb(("help", "helps", "helped"), ("helfe", "hilfst", "hilft", "helfen"),
-         "geholfen", done_to=_ALIVE, case="dative"),
-    _Verb(("carry", "carries", "carried"), ("trage", "trägst", "trägt", "tragen"),
-         "getragen", doer="person", done_to=_NOT_PEOPLE),
-    _Verb(("buy", "buys", "bought"), ("kaufe", "kaufst", "kauft", "kaufen"),
-         "gekauft", doer="person", done_to=_NOT_PEOPLE),
-    _Verb(("draw", "draws", "drew"), ("zeichne", "zeichnest", "zeichnet", "zeichnen"),
-         "gezeichnet", doer="person"),
-    _Verb(("visit", "visits", "visited"),
-         ("besuche", "besuchst", "besucht", "besuchen"), "besucht", doer="person",
-         done_to="person"),
-    _Verb(("call", "calls", "called"), ("rufe", "rufst", "ruft", "rufen"), "gerufen",
-         doer="person", done_to="person", prefix="an"),
-]  # fmt: skip
+    _Verb(
+        ("find", "finds", "found"), ("finde", "findest", "findet", "finden"), "gefunden"
+    ),
+    _Verb(
+        ("hear", "hears", "heard"),
+        ("höre", "hörst", "hört", "hören"),
+        "gehört",
+        done_to=_ALIVE,
+    ),
+    _Verb(
+        ("look for", "looks for", "looked for"),
+        ("suche", "suchst", "sucht", "suchen"),
+        "gesucht",
+    ),
+    _Verb(
+        ("help", "helps", "helped"),
+        ("helfe", "hilfst", "hilft", "helfen"),
+        "geholfen",
+        done_to=_ALIVE,
+        case="dative",
+    ),
+    _Verb(
+        ("carry", "carries", "carried"),
+        ("trage", "trägst", "trägt", "tragen"),
+        "getragen",
+        doer="person",
+        done_to=_NOT_PEOPLE,
+    ),
+    _Verb(
+        ("buy", "buys", "bought"),
+        ("kaufe", "kaufst", "kauft", "kaufen"),
+        "gekauft",
+        doer="person",
+        done_to=_NOT_PEOPLE,
+    ),
+    _Verb(
+        ("draw", "draws", "drew"),
+        ("zeichne", "zeichnest", "zeichnet", "zeichnen"),
+        "gezeichnet",
+        doer="person",
+    ),
+    _Verb(
+        ("visit", "visits", "visited"),
+        ("besuche", "besuchst", "besucht", "besuchen"),
+        "besucht",
+        doer="person",
+        done_to="person",
+    ),
+    _Verb(
+        ("call", "calls", "called"),
+        ("rufe", "rufst", "ruft", "rufen"),
+        "gerufen",
+        doer="person",
+        done_to="person",
+        prefix="an",
+    ),
+]
 _HAVE, _BE = ("habe", "hast", "hat", "haben"), ("bin", "bist", "ist", "sind")
 _MODALS = {
     "can": ("kann", "kannst", "kann", "können"),

@@ -87,8 +87,13 @@ def hash_pairs(pairs: Iterable[tuple[str, str]]) -> str:
 
 # %% ../../notebooks/08_corpora.ipynb #9ec64abc
 _SPLITS = "train", "valid", "test"
-_NAMES = ("grammar-en-de", "tatoeba-en-de", "tatoeba-en-fr", "newstest-en-de",
-         "newstest-en-fr")  # fmt: skip
+_NAMES = (
+    "grammar-en-de",
+    "tatoeba-en-de",
+    "tatoeba-en-fr",
+    "newstest-en-de",
+    "newstest-en-fr",
+)
 _SETTINGS = {"bad", "max_ratio", "max_words", "columns", "uneven"}
 
 
@@ -166,9 +171,12 @@ def _place_by_hash(sentence: str) -> int:
 
 
 def _part_of(
-    pairs: Iterable[tuple[str, str]], valid: bool, targets: set[str], share: float,
+    pairs: Iterable[tuple[str, str]],
+    valid: bool,
+    targets: set[str],
+    share: float,
     report: "CleaningReport | None" = None,
-) -> Iterator[tuple[str, str]]:  # fmt: skip
+) -> Iterator[tuple[str, str]]:
     """The held-out pairs, or the others without those that share a target with them.
 
     Args:
@@ -490,37 +498,39 @@ SOURCES = {
         "deu-eng.zip",
         f"{_ANKI}/deu-eng.zip",
         _TATOEBA_LICENCE,
-        {"b7688f84f99fa33c17397c14d8bd9cef1fdeb2ee0bf50074767023aee8926e28":
-         "of 2018-05-13"},
+        {
+            "b7688f84f99fa33c17397c14d8bd9cef1fdeb2ee0bf50074767023aee8926e28": "of 2018-05-13"  # noqa: E501
+        },
     ),
     "tatoeba-en-fr": Source(
         "fra-eng.zip",
         f"{_ANKI}/fra-eng.zip",
         _TATOEBA_LICENCE,
-        {"16c4f7d0df9e7c5e6c54cdb0447f3f4a18a55052ff5e2e0b27dd4a06c0e49d04":
-         "of 2017-09-29"},
+        {
+            "16c4f7d0df9e7c5e6c54cdb0447f3f4a18a55052ff5e2e0b27dd4a06c0e49d04": "of 2017-09-29"  # noqa: E501
+        },
     ),
     "tatoeba-test-en-de": Source(
         "tatoeba-test-v2021-08-07.deu-eng.txt.gz",
         f"{_CHALLENGE}/tatoeba-test-v2021-08-07.deu-eng.txt.gz",
         _CHALLENGE_LICENCE,
-        {"0cd39bdfe5e619a51a5183ab494a58260c1c8b8cf8ce1486a9241d085ed0ed96":
-         "of 2,754 pairs",
-         "6b5ce8600677f1193f99bfa9306706961372f54eedb8b340f054acafe032982f":
-         "of 2,754 pairs"},
+        {
+            "0cd39bdfe5e619a51a5183ab494a58260c1c8b8cf8ce1486a9241d085ed0ed96": "of 2,754 pairs",  # noqa: E501
+            "6b5ce8600677f1193f99bfa9306706961372f54eedb8b340f054acafe032982f": "of 2,754 pairs",  # noqa: E501
+        },
         also=("test.en-de.tsv.xz",),
     ),
     "tatoeba-test-en-fr": Source(
         "tatoeba-test-v2021-08-07.eng-fra.txt.gz",
         f"{_CHALLENGE}/tatoeba-test-v2021-08-07.eng-fra.txt.gz",
         _CHALLENGE_LICENCE,
-        {"2741a4b2b33e1a752de7a5e3f4119ea5d816c4f98cf73b0173480715c9c4051a":
-         "of 2,660 pairs",
-         "d227cbe64ae762a83eaeee85c4f76a887e3d0cabd1cf47870d2535687d0c85a5":
-         "of 2,660 pairs"},
+        {
+            "2741a4b2b33e1a752de7a5e3f4119ea5d816c4f98cf73b0173480715c9c4051a": "of 2,660 pairs",  # noqa: E501
+            "d227cbe64ae762a83eaeee85c4f76a887e3d0cabd1cf47870d2535687d0c85a5": "of 2,660 pairs",  # noqa: E501
+        },
         also=("test.en-fr.tsv.xz",),
     ),
-}  # fmt: skip
+}
 
 # %% ../../notebooks/08_corpora.ipynb #b3266c7b
 def _newstest(year: int, md5: str, url: str, prefix: str, known: dict) -> None:
@@ -541,17 +551,25 @@ def _newstest(year: int, md5: str, url: str, prefix: str, known: dict) -> None:
 
 
 _newstest(
-    2013, "48eca5d02f637af44e85186847141f67", "https://statmt.org/wmt13/test.tgz",
+    2013,
+    "48eca5d02f637af44e85186847141f67",
+    "https://statmt.org/wmt13/test.tgz",
     "test/newstest2013",
-    {"de": "e48748a71066b8852a1be4d90806cde931aa3a49ecca414056404757f266c1d9",
-     "fr": "57da20b4477a5a821d1066974b3bc8e516ebf91a7d63e8830810626fce120b83"},
-)  # fmt: skip
+    {
+        "de": "e48748a71066b8852a1be4d90806cde931aa3a49ecca414056404757f266c1d9",
+        "fr": "57da20b4477a5a821d1066974b3bc8e516ebf91a7d63e8830810626fce120b83",
+    },
+)
 _newstest(
-    2014, "a8cd784e006feb32ac6f3d9ec7eb389a", "https://statmt.org/wmt14/test-full.tgz",
+    2014,
+    "a8cd784e006feb32ac6f3d9ec7eb389a",
+    "https://statmt.org/wmt14/test-full.tgz",
     "test-full/newstest2014-??",
-    {"de": "452c3dfbd2b6c0be8df848027e94778877a08c283ea8a11af6840be11b96ef6d",
-     "fr": "feb87b846e6713a00862b674b3f56dab25ce7a843d591d2594ba6efbd530015a"},
-)  # fmt: skip
+    {
+        "de": "452c3dfbd2b6c0be8df848027e94778877a08c283ea8a11af6840be11b96ef6d",
+        "fr": "feb87b846e6713a00862b674b3f56dab25ce7a843d591d2594ba6efbd530015a",
+    },
+)
 
 # %% ../../notebooks/08_corpora.ipynb #07144046
 def _read_pairs(text: str, name: str) -> list[tuple[str, str]]:

@@ -22,11 +22,18 @@ from typing import BinaryIO
 
 from .downloads import DAMAGE, CorpusUnavailable
 
-_PACKED = {b"\x1f\x8b": ("gz", gzip.open), b"BZh91AY&SY": ("bz2", bz2.open),
-           b"\xfd7zXZ\x00": ("xz", lzma.open)}  # fmt: skip
+_PACKED = {
+    b"\x1f\x8b": ("gz", gzip.open),
+    b"BZh91AY&SY": ("bz2", bz2.open),
+    b"\xfd7zXZ\x00": ("xz", lzma.open),
+}
 _ZIP = b"PK\x03\x04", b"PK\x05\x06"
-_ENCODINGS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32",
-              b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}  # fmt: skip
+_ENCODINGS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 _NO_TEXT = {
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
@@ -124,9 +131,7 @@ def _unpacked(
         kind = "zip"
     problem = ""
     suffix, name = ("", "") if opened else (suffix, path.name.lower())
-    if suffix in ("tgz", "tar") or ".tar." in name or (
-        start[257:262] == b"ustar"
-    ):  # fmt: skip
+    if suffix in ("tgz", "tar") or ".tar." in name or (start[257:262] == b"ustar"):
         problem = "is a tar archive; unpack it first"
     elif suffix in ("gz", "bz2", "xz", "zip") and kind != suffix:
         problem = f"is not a .{suffix} file; it begins with {start[:8]!r}"
@@ -158,7 +163,7 @@ def _why_no_text(start: bytes) -> str:
         return "is a web page, not a text"
     if len(start) >= 8 and max(start[0::2].count(0), start[1::2].count(0)) > (
         0.4 * len(start)
-    ):  # fmt: skip
+    ):
         return f"is UTF-16 without a byte order mark; {_TO_UTF8}"
     odd = len(re.findall(rb"[\x00-\x08\x0e-\x1a\x7f]", start))
     if odd > max(9, len(start) / 25):
@@ -180,8 +185,10 @@ def split_member(path: Path) -> tuple[Path, str]:
     return path, ""
 
 
-_OFFICE = {"[Content_Types].xml": "a Word, Excel or PowerPoint file",
-           "mimetype": "an OpenDocument or EPUB file"}  # fmt: skip
+_OFFICE = {
+    "[Content_Types].xml": "a Word, Excel or PowerPoint file",
+    "mimetype": "an OpenDocument or EPUB file",
+}
 
 
 def _open_member(file: BinaryIO | Path, path: Path, member: str) -> BinaryIO:

@@ -58,9 +58,13 @@ def _surplus(p: Tensor, q: Tensor) -> Tensor:
 
 # %% ../../notebooks/14_decoding.ipynb #b7b6d52c
 def _speculate(
-    large: _Chain, small: _Chain, limit: int, guesses: int,
-    weigh: Callable[[Tensor], Tensor], draw: Callable[[Tensor], int],
-) -> tuple[list[int], list[tuple[list[int], int]]]:  # fmt: skip
+    large: _Chain,
+    small: _Chain,
+    limit: int,
+    guesses: int,
+    weigh: Callable[[Tensor], Tensor],
+    draw: Callable[[Tensor], int],
+) -> tuple[list[int], list[tuple[list[int], int]]]:
     """One sentence: a small model guesses, a large one checks.
 
     Args:

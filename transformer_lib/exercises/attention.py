@@ -80,9 +80,7 @@ def attend_mistakes(query, key, value) -> dict:
     }
 
 
-@exercise_check(
-    "Your output equals the book's, also with batch and heads in front."
-)
+@exercise_check("Your output equals the book's, also with batch and heads in front.")
 def check_attend(attend):
     """Check equation 1, on matrices and with two axes in front."""
     g = torch.Generator().manual_seed(1)
@@ -100,9 +98,7 @@ def check_attend(attend):
         "The numbers are not those of equation 1. Print scores, weights and output "
         "and compare them with the chapter's.",
     )
-    query, key, value = (
-        torch.randn(2, 3, n, 8, generator=g) for n in (3, 5, 5)
-    )
+    query, key, value = (torch.randn(2, 3, n, 8, generator=g) for n in (3, 5, 5))
     said = (
         "Right for single matrices, but not with batch and heads in front: count the "
         "axes from the back, transpose(-2, -1) and dim=-1."
@@ -120,9 +116,7 @@ def masked_mistakes(scores, mask) -> dict:
     plain = scores.softmax(-1)
     return {
         "The mask is inverted: True means allowed, so fill where it is False "
-        "(~mask).": scores.masked_fill(mask, lowest)
-        .softmax(-1)
-        .masked_fill(mask, 0),
+        "(~mask).": scores.masked_fill(mask, lowest).softmax(-1).masked_fill(mask, 0),
         "The mask is applied after the softmax: the rows no longer sum to 1, and "
         "hidden keys still count in the denominator. Hide the scores before the "
         "softmax.": plain * mask,
@@ -137,9 +131,7 @@ def masked_mistakes(scores, mask) -> dict:
     }
 
 
-@exercise_check(
-    "Hidden keys get nothing, empty rows are zero, and no NaN anywhere."
-)
+@exercise_check("Hidden keys get nothing, empty rows are zero, and no NaN anywhere.")
 def check_masked_softmax(masked_softmax):
     """Check a masked softmax, its empty rows and its gradient."""
     g = torch.Generator().manual_seed(2)
@@ -148,9 +140,7 @@ def check_masked_softmax(masked_softmax):
     mask[..., 0] = True
     mask[1, 2] = False  # nothing allowed
     eye = torch.eye(5)
-    right = scaled_dot_product_attention(scores * math.sqrt(5), eye, eye, mask)[
-        1
-    ]
+    right = scaled_dot_product_attention(scores * math.sqrt(5), eye, eye, mask)[1]
     leaf = scores.clone().requires_grad_()
     got = masked_softmax(leaf, mask)
     if isinstance(got, torch.Tensor):
@@ -175,9 +165,7 @@ def check_masked_softmax(masked_softmax):
     )
 
 
-@exercise_check(
-    "Equal to autograd. Saturated weights get no gradient, as you can see."
-)
+@exercise_check("Equal to autograd. Saturated weights get no gradient, as you can see.")
 def check_softmax_backward(softmax_backward):
     """Check the softmax's gradient against autograd."""
     g = torch.Generator().manual_seed(3)
@@ -201,9 +189,7 @@ def check_softmax_backward(softmax_backward):
         ),
         "The sign is the wrong way round.": -right,
     }
-    said = (
-        "This is not autograd's gradient. Try the hint's formula on two scores."
-    )
+    said = "This is not autograd's gradient. Try the hint's formula on two scores."
     compare(softmax_backward(w, grad), right, wrongs, said)
 
 

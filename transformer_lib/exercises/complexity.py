@@ -38,8 +38,10 @@ def check_attention_layer(attention_layer):
             "One projection is missing: there are four, W_O is the last.": (3, 2),
             "There are two products with n² in them: scores, and weights times "
             "values.": (4, 1),
-            "Those are floating-point operations; a multiply-add is one, not "
-            "two.": (8, 4),
+            "Those are floating-point operations; a multiply-add is one, not two.": (
+                8,
+                4,
+            ),
             "n and d are exchanged: projections are n·d², products n²·d.": (2, 4),
             "That is the formula of Table 1, without projections and without its "
             "factor of two.": (0, 1),
@@ -120,8 +122,9 @@ def check_conv_layers(conv_layers):
             "From the first to the last of n there are n - 1 places to go.": math.ceil(
                 n / side
             ),
-            "Logarithms are for dilated convolutions; these leave no "
-            "gaps.": math.ceil(math.log(n, k)),
+            "Logarithms are for dilated convolutions; these leave no gaps.": math.ceil(
+                math.log(n, k)
+            ),
             "Those are dilated convolutions; these leave no gaps.": math.ceil(
                 math.log(2 * n - 1, k)
             ),

@@ -31,9 +31,15 @@ def compare(got, right, wrongs: dict, otherwise: str) -> None:
 def check_lines_of(lines_of):
     """Check how a file is cut into lines."""
     for content in (
-        b"a\nb\n", b"a\n\nb", "x\u2028y\nz\x0b\x85\n".encode(), b"a\r\nb\rc\r\n",
-        b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", b" a \n\t\n", b"", b"\n",
-    ):  # fmt: skip
+        b"a\nb\n",
+        b"a\n\nb",
+        "x\u2028y\nz\x0b\x85\n".encode(),
+        b"a\r\nb\rc\r\n",
+        b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n",
+        b" a \n\t\n",
+        b"",
+        b"\n",
+    ):
         text = content.decode("utf-8")
         rows = text.removeprefix("\ufeff").split("\n")
         rows = rows[:-1] if rows[-1] == "" else rows
@@ -45,7 +51,8 @@ def check_lines_of(lines_of):
                 row.removesuffix("\r") for row in text.split("\n")[: len(rows)]
             ],
             "There is an empty line after the last one, where the file ends in \\n.": [
-                *right, "",
+                *right,
+                "",
             ],
             "The \\r before a \\n is still there; take it off.": rows,
             "Empty lines are gone. Their partners in the other file are not: keep "
@@ -54,7 +61,7 @@ def check_lines_of(lines_of):
                 row.strip() for row in rows
             ],
             "The lines are bytes; decode them.": [row.encode() for row in right],
-        }  # fmt: skip
+        }
         said = f"{content!r} is cut wrongly."
         compare(lines_of(content), right, wrongs, said)
 
@@ -62,8 +69,16 @@ def check_lines_of(lines_of):
 @exercise_check("Nothing in the test was trained on, on either side.")
 def check_split_pairs(split_pairs):
     """Check how pairs are held back."""
-    pairs = [("Hi.", "Hallo."), ("Go.", "Geh."), ("Hello.", "Hallo."), ("Hi.", "Na?"),
-             ("Oh.", "Ach."), ("Run!", "Geh."), ("Hi.", "Ach."), ("No.", "Nein.")]
+    pairs = [
+        ("Hi.", "Hallo."),
+        ("Go.", "Geh."),
+        ("Hello.", "Hallo."),
+        ("Hi.", "Na?"),
+        ("Oh.", "Ach."),
+        ("Run!", "Geh."),
+        ("Hi.", "Ach."),
+        ("No.", "Nein."),
+    ]
 
     def held_back(source):
         return source in ("Hi.", "Run!")

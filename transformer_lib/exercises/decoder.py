@@ -65,8 +65,9 @@ def check_padding_mask(make_mask):
         got,
         real[:, None, None, :],
         {
-            "Your mask is inverted: True at padding. Here True means "
-            "allowed.": ~real[:, None, None, :],
+            "Your mask is inverted: True at padding. Here True means allowed.": ~real[
+                :, None, None, :
+            ],
             "You compare with 0; use the pad_id that you are given.": (ids != 0)[
                 :, None, None, :
             ],

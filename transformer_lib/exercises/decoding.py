@@ -157,8 +157,9 @@ def check_reorder(reorder):
 @exercise_check("Kept up to the first refusal, then what p has more than q.")
 def check_guesses(keep_guesses):
     """Whether guesses are kept and replaced as in speculative decoding."""
-    p = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.125, 0.625, 0.25],
-                      [0.375, 0.5, 0.125]])  # fmt: skip
+    p = torch.tensor(
+        [[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.125, 0.625, 0.25], [0.375, 0.5, 0.125]]
+    )
     q = torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.25, 0.25], [0.5, 0.25, 0.25]])
     guesses = [0, 0, 2]  # p / q: 2, 1/2, 1
 

@@ -26,16 +26,20 @@ def check_frequencies(frequency_loss):
     got = frequency_loss([[5, 5, 6], [5, 7]], 3)
     right = _entropy([3, 1, 1, 2])
     mistakes = {
-        "You left the end symbols out: the model has to say them, too.":
-            _entropy([3, 1, 1]),
+        "You left the end symbols out: the model has to say them, too.": _entropy(
+            [3, 1, 1]
+        ),
         "That is in bits: take the natural logarithm.": right / math.log(2),
         "The sign: a loss is positive.": -right,
         "You counted one end symbol; each row has one.": _entropy([3, 1, 1, 1]),
-        "You took the mean over different tokens; weigh each by its share.":
-            -sum(math.log(n / 7) for n in (3, 1, 1, 2)) / 4,
-        "That is guessing among the tokens that occur: use how often each does.":
-            math.log(4),
-    }  # fmt: skip
+        "You took the mean over different tokens; weigh each by its share.": -sum(
+            math.log(n / 7) for n in (3, 1, 1, 2)
+        )
+        / 4,
+        "That is guessing among the tokens that occur: use how often each does.": math.log(  # noqa: E501
+            4
+        ),
+    }
     for message, wrong in mistakes.items():
         expect(abs(got - wrong) > 1e-6, message)
     expect(
@@ -89,18 +93,43 @@ def check_until_mistake(agrees):
     """Whether the walk stops at the first mistake, and includes it."""
     for forced, written, target, right, message in (
         ([5, 6, 3], [5, 6, 3], [5, 6, 3], True, "Without any mistake they agree."),
-        ([5, 8, 3], [5, 8, 9, 9, 3], [5, 6, 3], True,
-         "Behind the first mistake what is written may differ, in length as well."),
-        ([5, 8, 3], [5, 6, 3], [5, 6, 3], False,
-         "At the place of the first mistake both must make it: 8 was predicted, and 6 "
-         "written."),
-        ([5, 6, 3], [5, 8, 3], [5, 6, 3], False,
-         "Where the forced prediction is right, the same must be written."),
+        (
+            [5, 8, 3],
+            [5, 8, 9, 9, 3],
+            [5, 6, 3],
+            True,
+            "Behind the first mistake what is written may differ, in length as well.",
+        ),
+        (
+            [5, 8, 3],
+            [5, 6, 3],
+            [5, 6, 3],
+            False,
+            "At the place of the first mistake both must make it: 8 was predicted, and 6 "  # noqa: E501
+            "written.",
+        ),
+        (
+            [5, 6, 3],
+            [5, 8, 3],
+            [5, 6, 3],
+            False,
+            "Where the forced prediction is right, the same must be written.",
+        ),
         ([7, 6, 3], [5, 6, 3], [5, 6, 3], False, "Look at the first place, too."),
-        ([5, 6, 3], [5, 6, 7, 3], [5, 6, 3], False,
-         "The end symbol is a prediction like any other: look at the last place, too."),
-        ([5, 8, 7, 3], [5, 8, 6, 3], [5, 6, 7, 3], True,
-         "After a mistake, equal predictions are not wanted any more."),
-    ):  # fmt: skip
+        (
+            [5, 6, 3],
+            [5, 6, 7, 3],
+            [5, 6, 3],
+            False,
+            "The end symbol is a prediction like any other: look at the last place, too.",  # noqa: E501
+        ),
+        (
+            [5, 8, 7, 3],
+            [5, 8, 6, 3],
+            [5, 6, 7, 3],
+            True,
+            "After a mistake, equal predictions are not wanted any more.",
+        ),
+    ):
         got = agrees(forced, written, target)
         expect(bool(got) == right, message)

@@ -124,8 +124,9 @@ def check_layer_norm(layer_norm):
                 x, (8,), gain, bias, 1e-5
             ),
             "You did not subtract the mean.": right
-            + gain * x.mean(-1, keepdim=True) / (x.var(-1, False, keepdim=True) + eps)
-            ** 0.5,
+            + gain
+            * x.mean(-1, keepdim=True)
+            / (x.var(-1, False, keepdim=True) + eps) ** 0.5,
         },
     )
 
@@ -170,10 +171,12 @@ def check_post_norm(post_norm):
             "sublayer's output, before the addition.": norm(dropout(x + sublayer(x))),
             "The dropout comes last; it belongs on the sublayer's output, before the "
             "addition.": dropout(norm(x + sublayer(x))),
-            "The dropout acts on the sublayer's input; it belongs on its "
-            "output.": norm(x + sublayer(dropout(x))),
-            "You normalized twice, before the sublayer and after the "
-            "addition.": norm(x + dropout(sublayer(norm(x)))),
+            "The dropout acts on the sublayer's input; it belongs on its output.": norm(
+                x + sublayer(dropout(x))
+            ),
+            "You normalized twice, before the sublayer and after the addition.": norm(
+                x + dropout(sublayer(norm(x)))
+            ),
         },
     )
 

@@ -64,14 +64,19 @@ def check_left_out(left_out):
         (query, key, 0.0, [(0, 1, 2)], "all three are missing"),
         (query, key, 0.6, [(0, 1)], "the first two of three are missing"),
         (query, key, 1.58, [], "no slip of this kind explains it"),
-        ([2.0, 1.0, 3.0, -3.0], [1.0, 2.0, 1.0, 1.0], 2.0,
-         [(0,), (1,), (0, 2, 3), (1, 2, 3)], "several slips explain it"),
+        (
+            [2.0, 1.0, 3.0, -3.0],
+            [1.0, 2.0, 1.0, 1.0],
+            2.0,
+            [(0,), (1,), (0, 2, 3), (1, 2, 3)],
+            "several slips explain it",
+        ),
         ([1.0, 1.0, 2.0], [1.0, 1.0, 1.0], 2.0, [(2,), (0, 1)], "two slips explain it"),
         ([0.123, 1.0], [1.0, 3.0], 0.12, [(1,)], "the claim is rounded"),
         ([1.0, 2.0], [0.104, 0.3], 0.1, [(1,)], "the claim is rounded"),
         ([1.0, 2.0], [0.094, 0.3], 0.1, [], "0.094 is rounded to 0.09"),
         ([1.0, 2.0], [0.106, 0.3], 0.1, [], "0.106 is rounded to 0.11"),
-    ]  # fmt: skip
+    ]
     for q, k, claimed, wanted, why in cases:
         got = [tuple(places) for places in left_out(list(q), list(k), claimed)]
         sizes = [len(places) for places in got]

@@ -40,8 +40,12 @@ def check_rotate_one(rotate_one):
         torch.is_tensor(got) and got.shape == (6,),
         "Give a tensor of the same shape as x, (K,).",
     )
-    halves = torch.cat([x[:3] * angle.cos() - x[3:] * angle.sin(),
-                        x[:3] * angle.sin() + x[3:] * angle.cos()])  # fmt: skip
+    halves = torch.cat(
+        [
+            x[:3] * angle.cos() - x[3:] * angle.sin(),
+            x[:3] * angle.sin() + x[3:] * angle.cos(),
+        ]
+    )
     usual = {
         "That turns the other way: it is cos, -sin in the first row.": turned(
             x, -angle
@@ -115,13 +119,25 @@ def check_span_target(span_target):
         "The closing sentinel is missing.": [90, 11, 12, 91, 15],
         "Each span needs a sentinel of its own.": [90, 11, 12, 90, 15, 90],
         "There is one token too many in each span: end is left out.": [
-            90, 11, 12, 13, 91, 15, 16, 92,
+            90,
+            11,
+            12,
+            13,
+            91,
+            15,
+            16,
+            92,
         ],
         "That is the source, the text with holes; give what was in them.": [
-            10, 90, 13, 14, 91, 16,
+            10,
+            90,
+            13,
+            14,
+            91,
+            16,
         ],
         "A sentinel comes before its span, not after it.": [11, 12, 90, 15, 91, 92],
-    }  # fmt: skip
+    }
     for why, value in usual.items():
         expect(got != value, why)
     right = [90, 11, 12, 91, 15, 92]

@@ -63,10 +63,10 @@ def check_share(old_pairs_needed):
         "That is the size of the whole mixture. How many of it are old?",
     )
     expect(
-        got != [round(new * (1 - share) / share) if share else 0
-                for new, share in cases],
+        got
+        != [round(new * (1 - share) / share) if share else 0 for new, share in cases],
         "The share is turned round: that many old pairs leave `share` to the new ones.",
-    )  # fmt: skip
+    )
     for (new, share), one in zip(cases, got, strict=True):
         right = round(share * new / (1 - share))
         expect(

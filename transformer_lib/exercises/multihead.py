@@ -78,8 +78,7 @@ def multi_head_mistakes(x, w_q, w_k, w_v, w_o, H) -> dict:
         ),
         "The scores are divided by the root of d_model; it must be the root of d_k, "
         "the width of one head.": merge_heads(by_model) @ w_o,
-        "There is only one head, of full width: split before you attend.": one
-        @ w_o,
+        "There is only one head, of full width: split before you attend.": one @ w_o,
         "w_o multiplies from the right: heads @ w_o, not its transpose.": (
             merge_heads(heads) @ w_o.T
         ),
@@ -122,18 +121,14 @@ def check_without_head(without_head):
         )
         raise
     for name, tensor in given.state_dict().items():
-        said = (
-            f"You changed {name} of the module that was given: work on a copy."
-        )
+        said = f"You changed {name} of the module that was given: work on a copy."
         expect(torch.equal(tensor, before[name]), said)
     expect(
         isinstance(silent, MultiHeadAttention),
         "Return a MultiHeadAttention, a copy.",
     )
     with torch.no_grad():
-        q, k, v = (
-            split_heads(w(x), 3) for w in (given.w_q, given.w_k, given.w_v)
-        )
+        q, k, v = (split_heads(w(x), 3) for w in (given.w_q, given.w_k, given.w_v))
         heads = scaled_dot_product_attention(q, k, v)[0]  # (B, H, T, V)
         parts = given.w_o.weight.T.view(3, 5, 12)  # (H, V, D)
         each = (heads @ parts).transpose(0, 1)  # (H, B, T, D)
@@ -155,9 +150,7 @@ def check_without_head(without_head):
             "Queries or keys of zero make all scores equal: the head still blends "
             "its values, evenly. Silence its values or its columns of w_o.": uniform,
         }
-        said = (
-            "Some other head is changed too, or this one not wholly: a head's "
-        )
+        said = "Some other head is changed too, or this one not wholly: a head's "
         said += "columns of w_o are d_v wide, from head * d_v on."
         compare(silent(x, x, x)[0], each[0] + each[2], wrongs, said)
 

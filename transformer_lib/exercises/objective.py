@@ -113,16 +113,18 @@ def check_cross_entropy(cross_entropy):
         "You return the sum. Divide by the number of real tokens.": each[real].sum(),
         "You took the mean of the sentences' means. Here each token weighs the "
         "same.": by_sentence.mean(),
-        "The sign is wrong: the loss is minus the log-probability.":
-            -each[real].mean(),
-        "You used log base 2, so this is in bits. Take the natural logarithm.":
-            each[real].mean() / torch.tensor(2.0).log(),
+        "The sign is wrong: the loss is minus the log-probability.": -each[real].mean(),
+        "You used log base 2, so this is in bits. Take the natural logarithm.": each[
+            real
+        ].mean()
+        / torch.tensor(2.0).log(),
         "You averaged the probabilities, with no logarithm.": p[real].mean(),
         "You took the softmax over the wrong axis. It goes over the vocabulary, "
         "dim=-1.": -over_time[real].mean(),
-        "You took the scores themselves. They have to go through log_softmax first.":
-            -scores[real].mean(),
-    }  # fmt: skip
+        "You took the scores themselves. They have to go through log_softmax first.": -scores[  # noqa: E501
+            real
+        ].mean(),
+    }
     right = F.cross_entropy(logits.transpose(1, 2), target, ignore_index=0)
     compare(cross_entropy(logits, target, 0), right, mistakes)
     other = F.cross_entropy(logits.transpose(1, 2), target, ignore_index=2)
@@ -182,7 +184,7 @@ def check_smoothing(smoothed_loss):
         "You return the sum. Divide by the number of real tokens.": right[real].sum(),
         "The spread part is a sum over the vocabulary; it must be a mean "
         "(epsilon / V each).": loss(1 - epsilon, epsilon, total)[real].mean(),
-    }  # fmt: skip
+    }
     oracle = F.cross_entropy(
         logits.transpose(1, 2), target, ignore_index=0, label_smoothing=epsilon
     )
@@ -207,19 +209,22 @@ def check_schedule(schedule):
 
     right, root = curve(paper), 512**-0.5
     mistakes = {
-        "You take the larger of the two curves. The rate is the smaller one: min.":
-            curve(lambda s: root * max(s**-0.5, s * 4000**-1.5)),
+        "You take the larger of the two curves. The rate is the smaller one: min.": curve(  # noqa: E501
+            lambda s: root * max(s**-0.5, s * 4000**-1.5)
+        ),
         "The factor d_model ** -0.5 is missing.": [rate / root for rate in right],
-        "The factor is d_model ** -0.5, and you multiply by d_model ** 0.5.":
-            [rate * 512 for rate in right],
+        "The factor is d_model ** -0.5, and you multiply by d_model ** 0.5.": [
+            rate * 512 for rate in right
+        ],
         "The straight line has warmup ** -1.5, not warmup ** -0.5: the two curves must "
-        "meet at step = warmup.":
-            curve(lambda s: root * min(s**-0.5, s * 4000**-0.5)),
-        "The straight line has no step in it: step * warmup ** -1.5.":
-            curve(lambda s: root * min(s**-0.5, 4000**-1.5)),
-        "Your steps are shifted by one: step counts from 1 already.":
-            curve(lambda s: paper(s + 1)),
-    }  # fmt: skip
+        "meet at step = warmup.": curve(lambda s: root * min(s**-0.5, s * 4000**-0.5)),
+        "The straight line has no step in it: step * warmup ** -1.5.": curve(
+            lambda s: root * min(s**-0.5, 4000**-1.5)
+        ),
+        "Your steps are shifted by one: step counts from 1 already.": curve(
+            lambda s: paper(s + 1)
+        ),
+    }
     for message, wrong in mistakes.items():
         expect(not is_close(wrong), message)
     ratio = got[3] / right[3]
@@ -278,13 +283,15 @@ def check_adam(step):
         "1 - beta_2 ** t.": adam_variant(corrected=False),
         "beta_1 and beta_2 are swapped: 0.9 belongs to the gradient, 0.98 to its "
         "square.": adam_variant(b1=0.98, b2=0.9),
-        "eps is under the root. Add it to the root: sqrt(v) + eps.":
-            adam_variant(inside=True),
+        "eps is under the root. Add it to the root: sqrt(v) + eps.": adam_variant(
+            inside=True
+        ),
         "The root is missing: divide by sqrt(v), not by v.": adam_variant(root=False),
-        "v is a mean of the gradient's square, not of its size.":
-            adam_variant(square=False),
+        "v is a mean of the gradient's square, not of its size.": adam_variant(
+            square=False
+        ),
         "t counts from 1 already: you correct with t + 1.": adam_variant(late=True),
-    }  # fmt: skip
+    }
     for message, wrong in mistakes.items():
         expect(not torch.allclose(got, adam_path(wrong), atol=1e-5), message)
     torchs = torch.zeros(3, requires_grad=True)

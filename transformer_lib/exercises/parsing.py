@@ -45,9 +45,7 @@ def check_f1(bracket_f1):
     gold = [("S", 0, 4), ("NP", 0, 1), ("VP", 1, 4), ("NP", 2, 4)]
     parsed = [("S", 0, 4), ("NP", 0, 1), ("VP", 1, 4)]
     got = bracket_f1(gold, parsed)
-    expect(
-        abs(got - 600 / 7 / 100) > 0.01, "Give percent: 85.7 and not 0.857."
-    )
+    expect(abs(got - 600 / 7 / 100) > 0.01, "Give percent: 85.7 and not 0.857.")
     expect(
         abs(got - 87.5) > 0.01,
         "You gave the plain mean of precision and recall (87.5): F1 is the harmonic "

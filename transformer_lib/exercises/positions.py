@@ -52,13 +52,15 @@ def wrong_tables(length: int, d_model: int) -> dict[str, torch.Tensor]:
         own + " (And your exponent is doubled.)": table(2 * dim / d_model),
         "You stored halves, all sines and then all cosines. The paper interleaves "
         "them: sine, cosine, sine, cosine.": right[:, [*dim[::2], *dim[1::2]]],
-        "Sine and cosine are swapped: the sine comes first, in dimension 0, 2, 4.":
-            table(exponent, dim % 2 == 1),
-        "Your positions start at 1. The first row is position 0: 0, 1, 0, 1, ...":
-            table(exponent, pos=pos + 1),
+        "Sine and cosine are swapped: the sine comes first, in dimension 0, 2, 4.": table(  # noqa: E501
+            exponent, dim % 2 == 1
+        ),
+        "Your positions start at 1. The first row is position 0: 0, 1, 0, 1, ...": table(  # noqa: E501
+            exponent, pos=pos + 1
+        ),
         "Your exponent has half the size it should have: with i counting pairs it is "
         "2 * i / d_model, not i / d_model.": table(exponent / 2),
-    }  # fmt: skip
+    }
 
 # %% ../../notebooks/under_the_hood/04_positions.ipynb #ced2622f
 @exercise_check("Your table is the paper's, to four decimals, at all widths tried.")

@@ -60,9 +60,7 @@ def check_int8_product(int8_product):
     weight = torch.tensor([[-127.0, 0.4, 3.6], [1.27, 0.006, -0.5]])
     x = torch.tensor([1.0, 10.0, 2.0])
     got = int8_product(weight, x)
-    expect(
-        torch.is_tensor(got) and got.shape == (2,), "Give a tensor of shape (2,)."
-    )
+    expect(torch.is_tensor(got) and got.shape == (2,), "Give a tensor of shape (2,).")
     expect(
         not torch.allclose(got, weight @ x, atol=1e-6),
         "That is the exact product: round the weights to whole numbers first.",

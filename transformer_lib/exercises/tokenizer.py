@@ -191,14 +191,15 @@ def check_unknown_share(unknown_share):
         "the test text.": right * len(words) / len(known),
         "You took characters for words: cut both texts with split().": sum(
             c not in set("".join(train)) for c in "".join(test)
-        ) / len("".join(test)),
+        )
+        / len("".join(test)),
         "The training text was taken character by character, the test text word by "
-        "word: cut both with split().": sum(
-            w not in set("".join(train)) for w in words
-        ) / len(words),
+        "word: cut both with split().": sum(w not in set("".join(train)) for w in words)
+        / len(words),
         "Training and test text are the wrong way round.": sum(
             w not in entries for s in train for w in s.split()
-        ) / len(" ".join(train).split()),
+        )
+        / len(" ".join(train).split()),
     }
     for sentence, wrong in wrongs.items():
         expect(abs(got - right) < 1e-9 or abs(got - wrong) > 1e-9, sentence)

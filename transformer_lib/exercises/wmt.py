@@ -18,9 +18,7 @@ def check_cost(cost_of):
     """Whether a cost is reckoned as in the paper."""
     got = cost_of(12, 8, 9.5)
     wanted = 12 * 3600 * 8 * 9.5e12
-    expect(
-        isinstance(got, int | float), f"Give a number, not {type(got).__name__}."
-    )
+    expect(isinstance(got, int | float), f"Give a number, not {type(got).__name__}.")
     expect(
         not math.isclose(got, wanted / 3600),
         "You multiplied hours by a rate for each second: an hour has 3,600 seconds.",
@@ -67,9 +65,7 @@ def check_share_out(share_out):
             f"{case}: {count} batches cannot be shared by {gpus} GPUs: train refuses "
             "an accumulate that is no multiple of the number of processes.",
         )
-        expect(
-            size * count <= 25_000, f"{case}: {size:,} x {count} is above 25,000."
-        )
+        expect(size * count <= 25_000, f"{case}: {size:,} x {count} is above 25,000.")
         fewest = -(-math.ceil(25_000 / room) // gpus) * gpus
         expect(
             count == fewest,

@@ -59,9 +59,7 @@ def _check_export(
     _check_fits(model, kind)
     weight = next(model.parameters())
     if weight.dtype != torch.float32:
-        raise ValueError(
-            f"the weights are {weight.dtype}: call model.float() before."
-        )
+        raise ValueError(f"the weights are {weight.dtype}: call model.float() before.")
     if tokenizer.vocab_size != model.config.vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} pieces and the model "

@@ -124,17 +124,21 @@ def _fill_linear(target, *linears) -> None:
     """The matrices of one or more linear layers, stacked; a missing bias is zero."""
     weight = torch.cat([linear.weight.detach() for linear in linears])  # a copy
     biases = [
-        weight.new_zeros(len(linear.weight)) if linear.bias is None
+        weight.new_zeros(len(linear.weight))
+        if linear.bias is None
         else linear.bias.detach()
         for linear in linears
-    ]  # fmt: skip
+    ]
     target.weight, target.bias = weight.cpu().numpy(), torch.cat(biases).cpu().numpy()
 
 # %% ../../notebooks/22_export.ipynb #e1702ef0
 def _export_ctranslate2(
-    model: Transformer, tokenizer: Tokenizer, folder: str | Path,
-    kind: str = "float32", about: dict | None = None,
-) -> Path:  # fmt: skip
+    model: Transformer,
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    kind: str = "float32",
+    about: dict | None = None,
+) -> Path:
     """Write a model as CTranslate2 reads it, with its tokenizer beside it.
 
     Args:
@@ -179,9 +183,12 @@ class CTranslate2Model:
     """
 
     def __init__(
-        self, folder: str | Path, threads: int = 1, kind: str = "default",
+        self,
+        folder: str | Path,
+        threads: int = 1,
+        kind: str = "default",
         device: str = "cpu",
-    ):  # fmt: skip
+    ):
         import ctranslate2
 
         _check_threads(threads)
@@ -198,16 +205,23 @@ class CTranslate2Model:
         self.max_length = trained_length(_read_config(folder))
         try:
             self.engine = ctranslate2.Translator(
-                str(folder), device=device, compute_type=kind, intra_threads=threads,
+                str(folder),
+                device=device,
+                compute_type=kind,
+                intra_threads=threads,
                 inter_threads=1,
-            )  # fmt: skip
+            )
         except RuntimeError as error:
             raise ValueError(f"{folder} cannot be used ({error}).") from error
 
     def decode(
-        self, rows: Sequence[Sequence[int]], beam_size: int = 4, alpha: float = 0.6,
-        max_extra: int = 50, max_batch_tokens: int = 2048,
-    ) -> list[list[Hypothesis]]:  # fmt: skip
+        self,
+        rows: Sequence[Sequence[int]],
+        beam_size: int = 4,
+        alpha: float = 0.6,
+        max_extra: int = 50,
+        max_batch_tokens: int = 2048,
+    ) -> list[list[Hypothesis]]:
         """The best output of each row of source ids, found by CTranslate2's search.
 
         Args:
@@ -222,11 +236,15 @@ class CTranslate2Model:
         pieces = [[self.names[i] for i in ids] for ids in rows]
         longest = max(map(len, pieces), default=0)
         found = self.engine.translate_batch(
-            pieces, beam_size=beam_size, length_penalty=alpha, return_scores=True,
+            pieces,
+            beam_size=beam_size,
+            length_penalty=alpha,
+            return_scores=True,
             max_decoding_length=min(longest + max_extra, 1000),
-            max_batch_size=max_batch_tokens, batch_type="tokens",
+            max_batch_size=max_batch_tokens,
+            batch_type="tokens",
             suppress_sequences=[[self.names[i]] for i in NEVER_GENERATED],
-        )  # fmt: skip
+        )
         number = self.tokenizer.processor.piece_to_id
         out = []
         for source, one in zip(rows, found, strict=True):
@@ -236,9 +254,11 @@ class CTranslate2Model:
         return out
 
     def __call__(
-        self, sentences: str | Iterable[str],
-        tell: Callable[[str], None] = warnings.warn, **settings,
-    ) -> str | list[str]:  # fmt: skip
+        self,
+        sentences: str | Iterable[str],
+        tell: Callable[[str], None] = warnings.warn,
+        **settings,
+    ) -> str | list[str]:
         """Translate any text as chapter 17's Translator does: no line is lost.
 
         Args:
@@ -249,13 +269,18 @@ class CTranslate2Model:
         Returns:
             For a text a text, with its line breaks; else one string a line.
         """
+
         def decode(rows):
             return self.decode(rows, **settings)
 
         found = translate_lines(
-            sentences, self.tokenizer, decode, self.max_length, tell=tell,
+            sentences,
+            self.tokenizer,
+            decode,
+            self.max_length,
+            tell=tell,
             max_extra=settings.get("max_extra", 50),
-        )  # fmt: skip
+        )
         texts = [best[0].text for best in found]
         return "\n".join(texts) if isinstance(sentences, str) else texts
 

@@ -30,9 +30,12 @@ EXPORTS = ("onnx", "marian", "ctranslate2", "ctranslate2-int8", "onnx-int8")
 
 
 def export_model(
-    model: Transformer, tokenizer: Tokenizer, folder: str | Path,
-    about: dict | None = None, kinds: Sequence[str] = EXPORTS,
-) -> dict[str, Path]:  # fmt: skip
+    model: Transformer,
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    about: dict | None = None,
+    kinds: Sequence[str] = EXPORTS,
+) -> dict[str, Path]:
     """Write a model for other programs, each kind into a folder of its name.
 
     What killed exports left in the folder is swept.
@@ -88,9 +91,12 @@ def export_model(
     return written
 
 # %% ../../notebooks/22_export.ipynb #b1532c6c
-_PACKAGES = {"onnx": ["onnx", "onnxscript", "onnxruntime"],
-             "marian": ["transformers"], "ctranslate2": ["ctranslate2"],
-             "serving": ["starlette", "uvicorn"]}  # fmt: skip
+_PACKAGES = {
+    "onnx": ["onnx", "onnxscript", "onnxruntime"],
+    "marian": ["transformers"],
+    "ctranslate2": ["ctranslate2"],
+    "serving": ["starlette", "uvicorn"],
+}
 
 
 def need_packages(kinds: Sequence[str]) -> None:
@@ -121,9 +127,11 @@ def unseen_sentences(about: dict, count: int = 40) -> tuple[str, list[str]]:
 
 # %% ../../notebooks/22_export.ipynb #b66991f6
 def prove(
-    model: Transformer, tokenizer: Tokenizer, exports: dict[str, Path],
+    model: Transformer,
+    tokenizer: Tokenizer,
+    exports: dict[str, Path],
     sentences: Sequence[str],
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """How far exports are from the model, on its own greedy translations.
 
     Args:

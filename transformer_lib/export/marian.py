@@ -83,9 +83,11 @@ def _marian_places(model: Transformer) -> Iterator[tuple[str, Tensor, tuple]]:
 def _attention_places(name: str, attention: MultiHeadAttention) -> Iterator[tuple]:
     """The four projections of an attention, as _marian_places gives them."""
     for theirs, linear, axis in (
-        ("q_proj", attention.w_q, 1), ("k_proj", attention.w_k, 1),
-        ("v_proj", attention.w_v, 1), ("out_proj", attention.w_o, 0),
-    ):  # fmt: skip
+        ("q_proj", attention.w_q, 1),
+        ("k_proj", attention.w_k, 1),
+        ("v_proj", attention.w_v, 1),
+        ("out_proj", attention.w_o, 0),
+    ):
         yield f"{name}.{theirs}.weight", linear.weight, (axis,)
         if linear.bias is not None:
             yield f"{name}.{theirs}.bias", linear.bias, (0,) if axis == 0 else ()
@@ -102,17 +104,27 @@ def marian_config(config: TransformerConfig, **changes):
 
     size = {"num_layers": config.num_layers, "max_position_embeddings": 1024}
     for side in ("encoder", "decoder"):
-        size |= {f"{side}_layers": config.num_layers, f"{side}_ffn_dim": config.d_ff,
-                 f"{side}_attention_heads": config.num_heads}  # fmt: skip
+        size |= {
+            f"{side}_layers": config.num_layers,
+            f"{side}_ffn_dim": config.d_ff,
+            f"{side}_attention_heads": config.num_heads,
+        }
     settings = {
-        "vocab_size": config.vocab_size, "d_model": config.d_model,
-        "dropout": config.dropout, "activation_dropout": 0.0,
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "dropout": config.dropout,
+        "activation_dropout": 0.0,
         "attention_dropout": config.attention_dropout,
-        "activation_function": config.activation, "scale_embedding": True,
-        "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS,
-        "decoder_start_token_id": BOS, "forced_eos_token_id": None,
-        "share_encoder_decoder_embeddings": True, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "activation_function": config.activation,
+        "scale_embedding": True,
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": BOS,
+        "forced_eos_token_id": None,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+    }
     return MarianConfig(**(size | settings | changes))
 
 
@@ -167,10 +179,14 @@ def _export_marian(
 
         twin = to_marian(model)
         twin.generation_config = GenerationConfig(
-            num_beams=4, max_length=512, bad_words_ids=[[i] for i in NEVER_GENERATED],
-            pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
+            num_beams=4,
+            max_length=512,
+            bad_words_ids=[[i] for i in NEVER_GENERATED],
+            pad_token_id=PAD,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
             decoder_start_token_id=BOS,
-        )  # fmt: skip
+        )
         try:
             twin.save_pretrained(aside)
         except SafetensorError as error:  # it hides the system's own
@@ -266,11 +282,17 @@ def _marian_model(twin, name: str = "the model") -> Transformer:
     """
     c = twin.config
     config = TransformerConfig(
-        c.vocab_size, c.d_model, c.encoder_attention_heads, c.encoder_layers,
-        c.encoder_ffn_dim, dropout=c.dropout, attention_dropout=c.attention_dropout,
-        attention_bias=True, output_bias=bool(twin.final_logits_bias.any()),
+        c.vocab_size,
+        c.d_model,
+        c.encoder_attention_heads,
+        c.encoder_layers,
+        c.encoder_ffn_dim,
+        dropout=c.dropout,
+        attention_dropout=c.attention_dropout,
+        attention_bias=True,
+        output_bias=bool(twin.final_logits_bias.any()),
         activation=c.activation_function if c.activation_function in _ALIKE else "relu",
-    )  # fmt: skip
+    )
     model, start = Transformer(config), c.decoder_start_token_id
     for key, wanted in marian_config(config).to_dict().items():
         got = getattr(c, key, None)
@@ -302,11 +324,18 @@ _ALIKE = ("relu", "gelu", "swish")  # activations that both have by these names
 
 
 _MUST_AGREE = {
-    "model_type", "activation_function", "scale_embedding", "decoder_layers",
-    "decoder_ffn_dim", "decoder_attention_heads", "pad_token_id", "eos_token_id",
-    "decoder_start_token_id", "share_encoder_decoder_embeddings",
+    "model_type",
+    "activation_function",
+    "scale_embedding",
+    "decoder_layers",
+    "decoder_ffn_dim",
+    "decoder_attention_heads",
+    "pad_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "share_encoder_decoder_embeddings",
     "tie_word_embeddings",
-}  # fmt: skip
+}
 
 # %% ../../notebooks/22_export.ipynb #8a12a460
 def _marian_scores(folder: Path, src, tgt) -> list[list[float]]:

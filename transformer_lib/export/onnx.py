@@ -68,10 +68,15 @@ def _to_onnx(
     }
     with _quietly(), torch.inference_mode(False), torch.no_grad():
         program = torch.onnx.export(
-            module, tuple(inputs.values()), dynamo=True, verbose=False,
-            input_names=list(inputs), output_names=list(outputs),
-            dynamic_shapes=tuple(shapes.values()), external_data=False,
-        )  # fmt: skip
+            module,
+            tuple(inputs.values()),
+            dynamo=True,
+            verbose=False,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_shapes=tuple(shapes.values()),
+            external_data=False,
+        )
     return _without_notes(program.model_proto)
 
 # %% ../../notebooks/22_export.ipynb #6a6127b0
@@ -388,7 +393,9 @@ def _manifest_of(
         "parameters": sum(p.numel() for p in model.parameters()),
         "ids": {"pad": PAD, "unknown": UNK, "start": BOS, "end": EOS},
         "decoding": {
-            "beam_size": 4, "alpha": 0.6, "max_extra": 50,
+            "beam_size": 4,
+            "alpha": 0.6,
+            "max_extra": 50,
             "max_length": trained_length(about),
             "never_said": list(NEVER_GENERATED),
         },
@@ -398,7 +405,7 @@ def _manifest_of(
             for name, content in files.items()
         },
         "tokenizer": text,
-    }  # fmt: skip
+    }
 
 # %% ../../notebooks/22_export.ipynb #92e3a6ec
 def export_onnx(

@@ -291,9 +291,13 @@ class MixtureOfExperts(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, d_ff: int, num_experts: int, experts_per_token: int = 2,
+        self,
+        d_model: int,
+        d_ff: int,
+        num_experts: int,
+        experts_per_token: int = 2,
         activation: str = "relu",
-    ):  # fmt: skip
+    ):
         super().__init__()
         self.experts_per_token = experts_per_token
         self.router = nn.Linear(d_model, num_experts, bias=False)
@@ -321,8 +325,10 @@ _NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 def _make_stack(
-    config: FamilyConfig, cross_attention: bool = False,
-    places: nn.Module | None = None, **handed_in,
+    config: FamilyConfig,
+    cross_attention: bool = False,
+    places: nn.Module | None = None,
+    **handed_in,
 ) -> Encoder | Decoder:
     """A stack of chapter 05, or of chapter 06, that is built of the settings' blocks.
 
@@ -418,17 +424,35 @@ def build_model(config: FamilyConfig) -> OneStack | Transformer:
 # %% ../../notebooks/28_family.ipynb #149165c6
 MEMBERS = {
     "2017": {"cross_attention": True},
-    "GPT": {"causal": True, "positions": "learned", "activation": "gelu",
-            "attention_bias": True},
+    "GPT": {
+        "causal": True,
+        "positions": "learned",
+        "activation": "gelu",
+        "attention_bias": True,
+    },
     "BERT": {"positions": "learned", "activation": "gelu", "attention_bias": True},
-    "GPT-2": {"causal": True, "positions": "learned", "activation": "gelu",
-              "attention_bias": True, "norm_first": True},
+    "GPT-2": {
+        "causal": True,
+        "positions": "learned",
+        "activation": "gelu",
+        "attention_bias": True,
+        "norm_first": True,
+    },
     "T5": {"cross_attention": True, "norm": "rms", "norm_first": True},
-    "ViT": {"positions": "learned", "activation": "gelu", "attention_bias": True,
-            "norm_first": True},
-    "LLaMA": {"causal": True, "positions": "rotary", "activation": "swiglu",
-              "norm": "rms", "norm_first": True},
-}  # fmt: skip
+    "ViT": {
+        "positions": "learned",
+        "activation": "gelu",
+        "attention_bias": True,
+        "norm_first": True,
+    },
+    "LLaMA": {
+        "causal": True,
+        "positions": "rotary",
+        "activation": "swiglu",
+        "norm": "rms",
+        "norm_first": True,
+    },
+}
 
 # %% ../../notebooks/28_family.ipynb #3c2d10c1
 class StackSteps:

@@ -105,9 +105,12 @@ def _row_batches(
 
 
 def fit_steps(
-    model: nn.Module, batch_loss: Callable[[], Tensor], steps: int, lr: float = 4e-3,
+    model: nn.Module,
+    batch_loss: Callable[[], Tensor],
+    steps: int,
+    lr: float = 4e-3,
     max_seconds: float = math.inf,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Train with Adam: a warm-up over a twentieth of the steps, then down to zero.
 
     Args:

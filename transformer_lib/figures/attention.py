@@ -105,9 +105,11 @@ def plot_lookup(query, keys, weights, labels: list[str], word: str):
     products = keys * query / math.sqrt(len(query))  # (S, K)
     colors = {"cmap": "RdBu_r", "write": False}
     fig, axes = plt.subplots(
-        2, 2, figsize=(6.2, 1.4 + 0.32 * len(keys)),
+        2,
+        2,
+        figsize=(6.2, 1.4 + 0.32 * len(keys)),
         gridspec_kw={"width_ratios": [3, 1.5], "height_ratios": [1, len(keys)]},
-    )  # fmt: skip
+    )
     (top, corner), (left, right) = axes
     plot_matrix(query[None], [f"query: {word}"], ax=top, vmin=-2.5, vmax=2.5, **colors)
     rows = [f"× key: {label}" for label in labels]
@@ -147,9 +149,7 @@ def _as_matrix(matrix, row_labels=None, column_labels=None) -> np.ndarray:
         strict=True,
     ):
         if labels is not None and len(labels) != n:
-            raise ValueError(
-                f"{len(labels)} {name} labels for {n} {name}s; give {n}."
-            )
+            raise ValueError(f"{len(labels)} {name} labels for {n} {name}s; give {n}.")
     return values
 
 
@@ -303,23 +303,33 @@ def softmax_figure(
         for name, state in zip(names, rows[0][6]["states"], strict=True)
     )
     controls = {
-        "query": {"label": "query", "choices": list(range(1, queries + 1)), "start": 0,
-                  "spoken": [f"query {i + 1}" for i in range(queries)]},
+        "query": {
+            "label": "query",
+            "choices": list(range(1, queries + 1)),
+            "start": 0,
+            "spoken": [f"query {i + 1}" for i in range(queries)],
+        },
         "d_k": {"label": "d_k", "values": widths, "start": 6},
         "divisor": {"label": "divided by", "choices": names, "start": 1},
-    }  # fmt: skip
+    }
     return InteractiveFigure(
         "Softmax by width and divisor",
         {"widths": widths, "divisors": names, "rows": rows},
-        controls, _SOFTMAX_PICTURE, fig,
-        f"Weights of ten keys for one query at d_k = 64: {said}.", _SOFTMAX_STYLE,
-    )  # fmt: skip
+        controls,
+        _SOFTMAX_PICTURE,
+        fig,
+        f"Weights of ten keys for one query at d_k = 64: {said}.",
+        _SOFTMAX_STYLE,
+    )
 
 
 def temperature_figure(
-    query: Tensor, key: Tensor, temperatures: list[float], states: list,
+    query: Tensor,
+    key: Tensor,
+    temperatures: list[float],
+    states: list,
     words: list[str],
-) -> InteractiveFigure:  # fmt: skip
+) -> InteractiveFigure:
     """A figure to turn the temperature of the softmax.
 
     Args:
@@ -339,25 +349,40 @@ def temperature_figure(
         data["rows"].append([{"scores": scores, "states": turned}])
     fig, axes = plt.subplots(1, 3, figsize=(7, 2.4), sharey=True)
     wanted = 1.0, math.sqrt(key.shape[1]), 64.0
-    stops = [min(range(len(temperatures)), key=lambda i: abs(temperatures[i] - t))
-             for t in wanted]  # fmt: skip
+    stops = [
+        min(range(len(temperatures)), key=lambda i: abs(temperatures[i] - t))
+        for t in wanted
+    ]
     for ax, stop in zip(axes, stops, strict=True):
         ax.bar(range(len(key)), states[0][stop][3:])
         ax.set(title=f"temperature {temperatures[stop]:.3g}", xlabel="key")
         ax.set_xticks(range(len(key)), words, rotation=90)
     axes[0].set_ylabel("weight")
     controls = {
-        "query": {"label": "query", "choices": words, "start": 0,
-                  "spoken": [f"query of {word}" for word in words]},
-        "divisor": {"label": "temperature", "steps": True, "start": stops[1],
-                    "values": [float(f"{t:.3g}") for t in temperatures]},
-    }  # fmt: skip
+        "query": {
+            "label": "query",
+            "choices": words,
+            "start": 0,
+            "spoken": [f"query of {word}" for word in words],
+        },
+        "divisor": {
+            "label": "temperature",
+            "steps": True,
+            "start": stops[1],
+            "values": [float(f"{t:.3g}") for t in temperatures],
+        },
+    }
     said = "; ".join(
         f"at {temperatures[stop]:.3g} at most {max(states[0][stop][3:]):.2f}"
         for stop in stops
     )
     return InteractiveFigure(
-        "Softmax by temperature", data, controls, "state.d_k = 0;" + _SOFTMAX_PICTURE,
-        fig, f"Weights of {len(key)} keys for the query of {words[0]}, by temperature: "
-        f"{said}.", _SOFTMAX_STYLE,
-    )  # fmt: skip
+        "Softmax by temperature",
+        data,
+        controls,
+        "state.d_k = 0;" + _SOFTMAX_PICTURE,
+        fig,
+        f"Weights of {len(key)} keys for the query of {words[0]}, by temperature: "
+        f"{said}.",
+        _SOFTMAX_STYLE,
+    )

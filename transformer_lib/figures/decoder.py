@@ -44,10 +44,15 @@ def _masked_weights(query: Tensor, key: Tensor) -> list:
 
     both = (False, True)
     return [
-        [[[weights(count, left, causal, padding) for padding in both]
-          for causal in both] for left in both]
+        [
+            [
+                [weights(count, left, causal, padding) for padding in both]
+                for causal in both
+            ]
+            for left in both
+        ]
         for count in range(1, n + 1)
-    ]  # fmt: skip
+    ]
 
 # %% ../../notebooks/under_the_hood/06_decoder.ipynb #2b7d2811
 _MASKS_PICTURE = r"""
@@ -114,9 +119,13 @@ def masks_figure(words: list[str], seed: int = 0) -> InteractiveFigure:
         "padding": {"label": "padding mask", "start": True},
     }
     return InteractiveFigure(
-        "Causal mask and padding mask", {"words": words, "weights": weights}, controls,
-        _MASKS_PICTURE, fig,
+        "Causal mask and padding mask",
+        {"words": words, "weights": weights},
+        controls,
+        _MASKS_PICTURE,
+        fig,
         f"Attention weights, {n} by {n}, for {real} words and two padded places. With "
         "the padding mask the last two columns are zero; with the causal mask too, "
-        "everything above the diagonal is zero as well.", _MASKS_STYLE,
-    )  # fmt: skip
+        "everything above the diagonal is zero as well.",
+        _MASKS_STYLE,
+    )

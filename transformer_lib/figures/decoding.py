@@ -79,9 +79,11 @@ def _beam_tree(
     for t, (_, _, logits) in enumerate(levels):
         log_probs = [tree[t][i].log_prob for i in alive]
         ends, values, parents, tokens = (
-            x[0] for x in continuations(logits, torch.tensor([log_probs]).double(),
-                                        2 * beam_size)
-        )  # fmt: skip
+            x[0]
+            for x in continuations(
+                logits, torch.tensor([log_probs]).double(), 2 * beam_size
+            )
+        )
         best = among_best(ends[None], values[None, :beam_size], beam_size)[0]
         going = list(zip(*levels[t + 1][:2], strict=True)) if levels[t + 1 :] else []
         penalty, found = length_penalty(t + 1, alpha), []
@@ -95,8 +97,11 @@ def _beam_tree(
             fate = fate if place is None else "alive"
             found.append((TreeNode(token, alive[j], p, p / penalty, fate), place))
         found.sort(key=lambda pair: -pair[0].log_prob)
-        found = [(c, place) for i, (c, place) in enumerate(found)
-                 if i < 2 * beam_size or c.fate in ("alive", "finished")]  # fmt: skip
+        found = [
+            (c, place)
+            for i, (c, place) in enumerate(found)
+            if i < 2 * beam_size or c.fate in ("alive", "finished")
+        ]
         tree.append([candidate for candidate, _ in found])
         where = {place: i for i, (_, place) in enumerate(found)}
         alive = [where[place] for place in range(len(going))]
@@ -138,8 +143,12 @@ def trace_beam(
 
 def _winning_path(tree: list[list[TreeNode]]) -> set[tuple[int, int]]:
     """The (step, place) of each candidate on the way to the best finished one."""
-    ends = [(c.score, t, i) for t, level in enumerate(tree)
-            for i, c in enumerate(level) if c.fate == "finished"]  # fmt: skip
+    ends = [
+        (c.score, t, i)
+        for t, level in enumerate(tree)
+        for i, c in enumerate(level)
+        if c.fate == "finished"
+    ]
     _, t, i = max(ends)
     path = set()
     while t >= 0:
@@ -246,18 +255,39 @@ def beam_figure(
     """
     import matplotlib.pyplot as plt
 
-    data = {"trees": [
-        [[[piece(c.token), c.parent, round(c.log_prob, 3), round(c.score, 3), c.fate]
-          for c in level] for level in tree]
-        for tree in trees.values()
-    ]}  # fmt: skip
+    data = {
+        "trees": [
+            [
+                [
+                    [
+                        piece(c.token),
+                        c.parent,
+                        round(c.log_prob, 3),
+                        round(c.score, 3),
+                        c.fate,
+                    ]
+                    for c in level
+                ]
+                for level in tree
+            ]
+            for tree in trees.values()
+        ]
+    }
     longest = max(len(tree) for tree in trees.values())
     controls = {
-        "beam": {"label": "beam size", "choices": list(trees), "start": len(trees) - 1,
-                 "spoken": [f"beam size {size}" for size in trees]},
-        "step": {"label": "step", "values": list(range(longest)), "start": 3,
-                 "steps": True},
-    }  # fmt: skip
+        "beam": {
+            "label": "beam size",
+            "choices": list(trees),
+            "start": len(trees) - 1,
+            "spoken": [f"beam size {size}" for size in trees],
+        },
+        "step": {
+            "label": "step",
+            "values": list(range(longest)),
+            "start": 3,
+            "steps": True,
+        },
+    }
     size, tree = list(trees.items())[-1]
     still, ax = plt.subplots(figsize=(9, 3.6))
     _draw_tree(ax, tree, piece)
@@ -268,5 +298,12 @@ def beam_figure(
         "at each step the pieces of words that stay in the beam or finish, each joined "
         f"to the piece that it continues. In blue the winner: {best.replace('▁', ' ')}"
     )
-    return InteractiveFigure("Beam search, step by step", data, controls, _TREE_PICTURE,
-                             still, alt, _TREE_STYLE)  # fmt: skip
+    return InteractiveFigure(
+        "Beam search, step by step",
+        data,
+        controls,
+        _TREE_PICTURE,
+        still,
+        alt,
+        _TREE_STYLE,
+    )

@@ -88,11 +88,14 @@ def ngram_figure(
     import matplotlib.pyplot as plt
 
     data: list[dict] = [
-        {"hypothesis": list(said), "reference": list(meant),
-         "bleu": round(bleu([said], [meant]), 2),
-         "grams": [_counted_ngrams(said, meant, n) for n in range(1, 5)]}
+        {
+            "hypothesis": list(said),
+            "reference": list(meant),
+            "bleu": round(bleu([said], [meant]), 2),
+            "grams": [_counted_ngrams(said, meant, n) for n in range(1, 5)],
+        }
         for said, meant in pairs.values()
-    ]  # fmt: skip
+    ]
     hits = [[sum(g[1] for g in grams) for grams in pair["grams"]] for pair in data]
     totals = [[len(grams) for grams in pair["grams"]] for pair in data]
     size = (3.6 * len(data), 2.4)
@@ -104,16 +107,28 @@ def ngram_figure(
     names = axes[0][0].get_legend_handles_labels()
     fig.legend(*names, loc="outside lower center", ncols=2)
     said = "; ".join(
-        f"{name}: " + ", ".join(f"{a} of {b} {n}-grams" for n, a, b in
-                                zip(range(1, 5), found, total, strict=True))
+        f"{name}: "
+        + ", ".join(
+            f"{a} of {b} {n}-grams"
+            for n, a, b in zip(range(1, 5), found, total, strict=True)
+        )
         for name, found, total in zip(pairs, hits, totals, strict=True)
-    )  # fmt: skip
+    )
     controls = {
         "pair": {"label": "hypothesis", "choices": list(pairs), "start": 0},
-        "n": {"label": "n", "choices": [1, 2, 3, 4], "start": 1,
-              "spoken": [f"n = {n}" for n in range(1, 5)]},
-    }  # fmt: skip
+        "n": {
+            "label": "n",
+            "choices": [1, 2, 3, 4],
+            "start": 1,
+            "spoken": [f"n = {n}" for n in range(1, 5)],
+        },
+    }
     return InteractiveFigure(
-        "Matched n-grams", data, controls, _NGRAM_PICTURE, fig,
-        f"Bars of the n-grams that count. {said}.", _NGRAM_STYLE,
-    )  # fmt: skip
+        "Matched n-grams",
+        data,
+        controls,
+        _NGRAM_PICTURE,
+        fig,
+        f"Bars of the n-grams that count. {said}.",
+        _NGRAM_STYLE,
+    )

@@ -225,9 +225,15 @@ class InteractiveFigure:
     """
 
     def __init__(
-        self, name: str, data, controls: dict, picture: str, still, alt: str,
+        self,
+        name: str,
+        data,
+        controls: dict,
+        picture: str,
+        still,
+        alt: str,
         style: str = "",
-    ):  # fmt: skip
+    ):
         self.data = data
         state = {key: control["start"] for key, control in controls.items()}
         packed = {"data": data, "controls": controls, "state": state}

@@ -184,8 +184,14 @@ def still_lines(queries: list, keys: list, weights: list[list[float]], asks: str
     for i, row in enumerate(weights):
         for j, weight in enumerate(row):
             if weight >= 0.015:
-                ax.plot([0, 1], [i, j], color="C0", lw=8 * weight, alpha=0.7,
-                        solid_capstyle="round")  # fmt: skip
+                ax.plot(
+                    [0, 1],
+                    [i, j],
+                    color="C0",
+                    lw=8 * weight,
+                    alpha=0.7,
+                    solid_capstyle="round",
+                )
     for x, words, side in ((-0.04, queries, "right"), (1.04, keys, "left")):
         for i, word in enumerate(words):
             ax.text(x, i, word, ha=side, va="center")
@@ -214,8 +220,15 @@ def attention_figure(record: dict | None = None, kind: str = "encoder"):
             [between_words(head, rows, columns) for head in layer]
             for layer in record["attention"][key]
         ]
-        data.append({"name": name, "asks": asks, "rows": queries, "columns": keys,
-                     "weights": weights})  # fmt: skip
+        data.append(
+            {
+                "name": name,
+                "asks": asks,
+                "rows": queries,
+                "columns": keys,
+                "weights": weights,
+            }
+        )
     first = list(KINDS).index(kind)
     layer, head = record["head"]["layer"] - 1, record["head"]["head"] - 1
     shown = data[first]
@@ -231,19 +244,32 @@ def attention_figure(record: dict | None = None, kind: str = "encoder"):
             for layer in part["weights"]
         ]
     counts = {"layer": len(data[0]["weights"]), "head": len(data[0]["weights"][0])}
-    controls = {"kind": {"label": "attention", "start": first,
-                         "choices": [part["name"].split(",")[0] for part in data],
-                         "spoken": [part["name"] for part in data]}}  # fmt: skip
+    controls = {
+        "kind": {
+            "label": "attention",
+            "start": first,
+            "choices": [part["name"].split(",")[0] for part in data],
+            "spoken": [part["name"] for part in data],
+        }
+    }
     for name, start in (("layer", layer), ("head", head)):
         places = list(range(1, counts[name] + 1))
-        controls[name] = {"label": name, "choices": places, "start": start,
-                          "spoken": [f"{name} {i}" for i in places]}  # fmt: skip
+        controls[name] = {
+            "label": name,
+            "choices": places,
+            "start": start,
+            "spoken": [f"{name} {i}" for i in places],
+        }
     places = max(len(part[key]) for part in data for key in ("rows", "columns"))
     return InteractiveFigure(
-        "Trained attention on a sentence", data, controls, SENTENCE_PICTURE, still,
+        "Trained attention on a sentence",
+        data,
+        controls,
+        SENTENCE_PICTURE,
+        still,
         f"Layer {layer + 1}, head {head + 1} of the trained encoder: {seen}.",
         SENTENCE_STYLE + pointing_style(places),
-    )  # fmt: skip
+    )
 
 # %% ../../notebooks/under_the_hood/01_hello.ipynb #a9204c3d
 _LOOKUP_PICTURE = r"""
@@ -352,16 +378,21 @@ def lookup_figure() -> InteractiveFigure:
     right.set(xlabel="temperature (°C)", ylabel="humidity (%)")
     controls = {
         "hour": {"label": "query: hour", "values": hours, "start": start["hour"]},
-        "length": {"label": "query: length", "values": lengths,
-                   "start": start["length"]},
+        "length": {
+            "label": "query: length",
+            "values": lengths,
+            "start": start["length"],
+        },
         "scaled": {"label": "divide by √2", "start": False},
-    }  # fmt: skip
+    }
     said = ", ".join(f"{w:.2f} for {r[0]} h" for w, r in pairs)
     return InteractiveFigure(
         "A query among three keys",
         {"readings": readings, "hours": hours, "lengths": lengths},
-        controls, _LOOKUP_PICTURE, still,
+        controls,
+        _LOOKUP_PICTURE,
+        still,
         f"A query at 11 h of length 1 gives the weights {said}; the output lies "
         f"inside the triangle of the values, {blend[0]:.1f} °C and {blend[1]:.0f} %.",
         _LOOKUP_STYLE,
-    )  # fmt: skip
+    )

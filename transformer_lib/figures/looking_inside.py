@@ -161,22 +161,30 @@ def _heat_map_svg(
     """A heat map as SVG text, one square a weight; words say what is seen."""
     side, left, top = 18, 110, 92
     width, height = left + side * len(columns) + 8, top + side * len(rows) + 8
-    parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" '
-             f'aria-label="{html.escape(words)}" font-size="11" '
-             'fill="currentColor">']  # fmt: skip
+    parts = [
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" '
+        f'aria-label="{html.escape(words)}" font-size="11" '
+        'fill="currentColor">'
+    ]
     for s, label in enumerate(columns):
         x, y = left + side * s + 13, top - 6
-        parts.append(f'<text transform="translate({x} {y}) rotate(-60)">'
-                     f"{html.escape(label)}</text>")  # fmt: skip
+        parts.append(
+            f'<text transform="translate({x} {y}) rotate(-60)">'
+            f"{html.escape(label)}</text>"
+        )
     for t, label in enumerate(rows):
         y = top + side * t
-        parts.append(f'<text x="{left - 6}" y="{y + 13}" text-anchor="end">'
-                     f"{html.escape(label)}</text>")  # fmt: skip
+        parts.append(
+            f'<text x="{left - 6}" y="{y + 13}" text-anchor="end">'
+            f"{html.escape(label)}</text>"
+        )
         for s, weight in enumerate(matrix[t].tolist()):
             if weight >= 0.02:
-                parts.append(f'<rect x="{left + side * s}" y="{y}" width="17" '
-                             f'height="17" fill="#0072b2" '
-                             f'fill-opacity="{weight:.2f}"/>')  # fmt: skip
+                parts.append(
+                    f'<rect x="{left + side * s}" y="{y}" width="17" '
+                    f'height="17" fill="#0072b2" '
+                    f'fill-opacity="{weight:.2f}"/>'
+                )
     return "".join([*parts, "</svg>"])
 
 
@@ -288,13 +296,26 @@ def plot_links(
     for t in rows:
         for s, weight in enumerate(weights[t].tolist()):
             if weight >= 0.02:
-                ax.plot([0, 1], [-t, -s], color=color, alpha=min(1, 0.1 + weight),
-                        lw=0.5 + 3.5 * weight, solid_capstyle="round")  # fmt: skip
+                ax.plot(
+                    [0, 1],
+                    [-t, -s],
+                    color=color,
+                    alpha=min(1, 0.1 + weight),
+                    lw=0.5 + 3.5 * weight,
+                    solid_capstyle="round",
+                )
     for x, labels, side in ((-0.05, queries, "right"), (1.05, keys, "left")):
         for i, label in enumerate(labels):
             strong = x < 0 and i in rows and len(rows) < len(queries)
-            ax.text(x, -i, label, ha=side, va="center", fontsize=10,
-                    weight="bold" if strong else "normal")  # fmt: skip
+            ax.text(
+                x,
+                -i,
+                label,
+                ha=side,
+                va="center",
+                fontsize=10,
+                weight="bold" if strong else "normal",
+            )
     ax.set(xlim=(-0.9, 1.9), ylim=(0.5 - max(len(queries), len(keys)), 0.7))
     ax.axis("off")
     ax.set_title(title, fontsize=10)

@@ -66,9 +66,7 @@ def _draw_attention(ax):
 
 def _draw_multi_head(ax):
     """The right half of Figure 2: many heads."""
-    for x, name, length, width in zip(
-        (1, 3, 5), "QKV", "TSS", "KKV", strict=True
-    ):
+    for x, name, length, width in zip((1, 3, 5), "QKV", "TSS", "KKV", strict=True):
         words = "$X_q$" if name == "Q" else "$X_{kv}$"
         ax.text(x, 0, words, ha="center", fontsize=11)
         said = f"the paper's {name}"
@@ -160,17 +158,28 @@ def heads_figure(sentences: dict[str, tuple[list[str], Tensor]]) -> InteractiveF
         plot_matrix(head, words, words, name, ax, write=False, vmin=0, vmax=1)
         ax.tick_params(axis="x", rotation=90)
     said = "; ".join(
-        f"{name}: " + ", ".join(f"{word} to {words[int(row.argmax())]}"
-                                for word, row in zip(words, head, strict=True))
+        f"{name}: "
+        + ", ".join(
+            f"{word} to {words[int(row.argmax())]}"
+            for word, row in zip(words, head, strict=True)
+        )
         for name, head in zip(names, weights, strict=True)
-    )  # fmt: skip
+    )
     controls = {
         "sentence": {"label": "sentence", "choices": list(sentences), "start": 0},
-        "head": {"label": "head", "choices": [*range(1, len(names) + 1), "mean"],
-                 "spoken": [*names, "mean of the heads"], "start": 0},
-    }  # fmt: skip
+        "head": {
+            "label": "head",
+            "choices": [*range(1, len(names) + 1), "mean"],
+            "spoken": [*names, "mean of the heads"],
+            "start": 0,
+        },
+    }
     return InteractiveFigure(
-        "Attention, head by head", data, controls, _HEADS_PICTURE, fig,
+        "Attention, head by head",
+        data,
+        controls,
+        _HEADS_PICTURE,
+        fig,
         f"Heat maps of {len(names)} heads, rows attend to columns. Where each query "
         f"looks most: {said}.",
-    )  # fmt: skip
+    )

@@ -38,8 +38,13 @@ def draw_tree(tree: Tree, ax, size: float = 9.0) -> None:
         x = (below[0][0] + below[-1][0]) / 2
         y = max(height for _, height in below) + 1
         for child_x, child_y in below:  # aslant for one level, then straight down
-            ax.plot([x, child_x, child_x], [y, y - 1, child_y], color="0.6",
-                    linewidth=0.8, zorder=0)  # fmt: skip
+            ax.plot(
+                [x, child_x, child_x],
+                [y, y - 1, child_y],
+                color="0.6",
+                linewidth=0.8,
+                zorder=0,
+            )
         ax.text(x, y, node.label, **style)
         return x, y
 

@@ -18,9 +18,14 @@ def _box(ax, x, y, text, color, height=0.62, width=3.0):
     """A labeled box round the point (x, y)."""
     style = f"round,pad=0,rounding_size={min(0.12, height / 2)}"
     patch = FancyBboxPatch(
-        (x - width / 2, y - height / 2), width, height,
-        boxstyle=style, facecolor=color, edgecolor="#444444", linewidth=1,
-    )  # fmt: skip
+        (x - width / 2, y - height / 2),
+        width,
+        height,
+        boxstyle=style,
+        facecolor=color,
+        edgecolor="#444444",
+        linewidth=1,
+    )
     ax.add_patch(patch)
     ax.text(x, y, text, ha="center", va="center", fontsize=9.5)
 

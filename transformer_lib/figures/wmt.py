@@ -29,9 +29,10 @@ _PLACES = {  # of labels that do not stand to the right of their mark: dx, dy, a
     ("en-fr", "GNMT + RL ×8"): (-11, 9, "end"),
 }
 _MARKS = {
-    "one": {"marker": "o", "color": "C0"}, "own": {"marker": "^", "color": "C1"},
+    "one": {"marker": "o", "color": "C0"},
+    "own": {"marker": "^", "color": "C1"},
     "ensemble": {"marker": "s", "color": "C0"},
-}  # fmt: skip
+}
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 
 
@@ -43,11 +44,17 @@ def _plotted(pair: str) -> list[dict]:
         label = one.replace(" + PosUnk", "") + " ×8" * row.ensemble
         system = _SYSTEMS.get(one, "the paper's own")
         kind = "ensemble" if row.ensemble else "one" if one in _SYSTEMS else "own"
-        rows.append({"model": row.model, "label": label, "kind": kind,
-                     "bleu": row.bleu[pair], "cost": row.cost[pair],
-                     "source": f"Vaswani et al. 2017, Table 2 ({system})",
-                     "place": _PLACES.get((pair, label), (10, 4, "start")),
-                     })  # fmt: skip
+        rows.append(
+            {
+                "model": row.model,
+                "label": label,
+                "kind": kind,
+                "bleu": row.bleu[pair],
+                "cost": row.cost[pair],
+                "source": f"Vaswani et al. 2017, Table 2 ({system})",
+                "place": _PLACES.get((pair, label), (10, 4, "start")),
+            }
+        )
     return rows
 
 # %% ../../notebooks/under_the_hood/24_wmt.ipynb #e6532fc8
@@ -126,19 +133,32 @@ def cost_figure() -> InteractiveFigure:
             x, y, (dx, dy, side) = point["cost"], point["bleu"], point["place"]
             if x and y:
                 panel.plot(x, y, **_MARKS[point["kind"]])
-                panel.annotate(point["label"], (x, y), (0.6 * dx, -0.6 * dy),
-                               textcoords="offset points", fontsize=8,
-                               ha=_ANCHORS[side])
-        panel.set(xscale="log", xlim=(1.5e18, 3e21), title=name,
-                  xlabel="training cost (FLOPs)", ylabel="BLEU, newstest2014")
+                panel.annotate(
+                    point["label"],
+                    (x, y),
+                    (0.6 * dx, -0.6 * dy),
+                    textcoords="offset points",
+                    fontsize=8,
+                    ha=_ANCHORS[side],
+                )
+        panel.set(
+            xscale="log",
+            xlim=(1.5e18, 3e21),
+            title=name,
+            xlabel="training cost (FLOPs)",
+            ylabel="BLEU, newstest2014",
+        )
     controls = {"pair": {"label": "pair", "choices": names, "start": 0}}
     return InteractiveFigure(
         "Table 2: BLEU against training cost",
         {"pairs": names, "range": [[24, 29], [37, 43]], "rows": rows},
-        controls, _COST_PICTURE, still,
+        controls,
+        _COST_PICTURE,
+        still,
         "Two scatter plots of BLEU against training cost on a logarithmic scale, left "
         "English-German, right English-French. The earlier models lie to the right of "
         "base, their ensembles furthest. Transformer base and big are at the "
         "upper left of the German plot; in the French one base is at the lower left, "
-        "big at the top.", _COST_STYLE,
-    )  # fmt: skip
+        "big at the top.",
+        _COST_STYLE,
+    )

@@ -46,9 +46,7 @@ from ..transformer import Transformer, evaluating
 from ..translator import Translator
 
 # %% ../../notebooks/27_looking_inside.ipynb #5693a6d3
-def most_attended(
-    model: Transformer, tokenizer: Tokenizer, sentence: str
-) -> Tensor:
+def most_attended(model: Transformer, tokenizer: Tokenizer, sentence: str) -> Tensor:
     """The word that each word attends to most, in each head of the encoder.
 
     The end symbol is left out, as a word and as a choice.
@@ -213,9 +211,14 @@ def _scored_elsewhere(shares: dict[str, Tensor]) -> dict[str, tuple]:
 _MAIN_VERBS = frozenset(form.split()[0] for verb in VERBS for form in verb.english)
 _ARTICLES = frozenset({"the", "a", "an"})
 _RELATIONS = (
-    "article → noun", "noun → article", "adjective → noun", "subject → verb",
-    "verb → subject", "verb → object", "object → verb",
-)  # fmt: skip
+    "article → noun",
+    "noun → article",
+    "adjective → noun",
+    "subject → verb",
+    "verb → subject",
+    "verb → object",
+    "object → verb",
+)
 
 # %% ../../notebooks/27_looking_inside.ipynb #742659dd
 def _clause_words(clause: Clause, question: bool) -> tuple[list[str], list, dict]:
@@ -482,14 +485,20 @@ def record_heads(
         return sacre_bleu(translator(sources, beam_size=1), references).value
 
     weights = find_pretrained("tatoeba-en-de") / "weights.safetensors"
-    same = {"weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
-            "data": {"corpus": "tatoeba-en-de test", "sha256": test.sha256},
-            "seed": seed, "sentences": len(pairs)}  # fmt: skip
+    same = {
+        "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "data": {"corpus": "tatoeba-en-de test", "sha256": test.sha256},
+        "seed": seed,
+        "sentences": len(pairs),
+    }
     had = read_evidence("attention-heads")
     if any(had[key] != value for key, value in same.items()):
         had = {"rows": [], "seconds": 0.0}
-    scores = {(r["kind"], r["layer"], r["head"]): r["bleu"]
-              for r in had["rows"] if r["change"] == "zeroed"}  # fmt: skip
+    scores = {
+        (r["kind"], r["layer"], r["head"]): r["bleu"]
+        for r in had["rows"]
+        if r["change"] == "zeroed"
+    }
     kept = [r for r in had["rows"] if r["change"] != "zeroed"]
     torch.manual_seed(seed)
     again = [name for name in _CHANGES if name == "zeroed" or not kept]
@@ -502,22 +511,28 @@ def record_heads(
     owners = _possessives(tokenizer, [english for english, _ in test.pairs])
     looked = [most_attended(model, tokenizer, text) for text, *_ in owners]
     groups = [_words_of(tokenizer, text)[b].lower() for text, _, b in owners]
-    links = {name: _scored_elsewhere(_link_shares(looked, cases, groups))
-             for name, cases in (
-                 ("possessive → owner", owners),
-                 ("owner → possessive", [(text, b, a) for text, a, b in owners]),
-             )}  # fmt: skip
+    links = {
+        name: _scored_elsewhere(_link_shares(looked, cases, groups))
+        for name, cases in (
+            ("possessive → owner", owners),
+            ("owner → possessive", [(text, b, a) for text, a, b in owners]),
+        )
+    }
     sharp = head_statistics(model, tokenizer, pairs)
-    record = {"command": _RECORD_COMMAND, "model": "tatoeba-en-de",
-              **same,
-              "loss": _loss_and_choices(model, _encode_pairs(tokenizer, pairs))[0],
-              "bleu": had.get("bleu") or bleu(), "rows": rows,
-              "largest": {kind: part["largest"].tolist()
-                          for kind, part in sharp.items()},
-              "links": links, "possessives": len(owners),
-              "environment": environment_record(str(model.device)),
-              "kept_of": had.get("environment"),
-              "seconds": had["seconds"] + time.perf_counter() - began}  # fmt: skip
+    record = {
+        "command": _RECORD_COMMAND,
+        "model": "tatoeba-en-de",
+        **same,
+        "loss": _loss_and_choices(model, _encode_pairs(tokenizer, pairs))[0],
+        "bleu": had.get("bleu") or bleu(),
+        "rows": rows,
+        "largest": {kind: part["largest"].tolist() for kind, part in sharp.items()},
+        "links": links,
+        "possessives": len(owners),
+        "environment": environment_record(str(model.device)),
+        "kept_of": had.get("environment"),
+        "seconds": had["seconds"] + time.perf_counter() - began,
+    }
     write_json(Path(path), record)
     return record
 

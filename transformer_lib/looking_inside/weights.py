@@ -201,7 +201,7 @@ def look(
     return AttentionMaps([*labels[0], "</s>"], ["<s>", *labels[1]], weights)
 
 # %% ../../notebooks/27_looking_inside.ipynb #a8d5dd3b
-_SIGNS = frozenset(".,!?;:()[]\"„“”…–—«»")
+_SIGNS = frozenset('.,!?;:()[]"„“”…–—«»')
 
 
 def word_groups(pieces: Sequence[str]) -> list[list[int]]:
@@ -252,8 +252,11 @@ def merge_words(weights: Tensor, queries: Sequence, keys: Sequence) -> Tensor:
 def _by_words(pair: AttentionMaps) -> AttentionMaps:
     """The same attention between words instead of pieces."""
     groups = {"source": word_groups(pair.source), "target": word_groups(pair.target)}
-    sides = {"encoder": ("source", "source"), "decoder": ("target", "target"),
-             "cross": ("target", "source")}  # fmt: skip
+    sides = {
+        "encoder": ("source", "source"),
+        "decoder": ("target", "target"),
+        "cross": ("target", "source"),
+    }
     weights = {
         kind: [merge_words(w, *(groups[side] for side in sides[kind])) for w in layers]
         for kind, layers in pair.weights.items()

@@ -122,9 +122,13 @@ class Labeller(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, sizes: Sequence[int], d_model: int, dropout: float = 0.1,
+        self,
+        vocab_size: int,
+        sizes: Sequence[int],
+        d_model: int,
+        dropout: float = 0.1,
         **layer,
-    ):  # fmt: skip
+    ):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = SinusoidalPositions(d_model)

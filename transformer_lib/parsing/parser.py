@@ -84,8 +84,16 @@ def train_parser(
             f"be one of {', '.join(_TREEBANKS)}, and may end in +chunks or +slots."
         )
     trees = Path(run_dir) / "trees"
-    ready = _prepare_trees(name, trees, recipe.vocab_size, recipe.max_length, form,
-                          treebank, more, recipe.copies)  # fmt: skip
+    ready = _prepare_trees(
+        name,
+        trees,
+        recipe.vocab_size,
+        recipe.max_length,
+        form,
+        treebank,
+        more,
+        recipe.copies,
+    )
     size = ready.tokenizer.vocab_size  # may be smaller
     recipe = replace(recipe, vocab_size=size, copies=1)  # the text holds the copies
     return train(recipe, run_dir, trees / "prepared", **options)
@@ -184,7 +192,6 @@ def _further_trees(files: Iterable[str | Path]) -> Iterator[Tree]:
     for path in files:
         with open(path, encoding="utf-8") as file:
             yield from filter(None, map(clean_tree, read_trees(file, Path(path).name)))
-
 
 # %% ../../notebooks/26_parsing.ipynb #f43732e7
 class _ValidSlots:
@@ -427,9 +434,13 @@ def score_parses(trees: Sequence[Tree], parses: Sequence[Parse]) -> dict:
     share = 100 * total.exact / total.sentences if total.sentences else 0.0
     faults = Counter(one.fault for one in parses if one.fault)
     return {
-        "f1": total.f1, "precision": total.precision, "recall": total.recall,
-        "exact": share, "sentences": total.sentences, "faults": dict(faults),
-    }  # fmt: skip
+        "f1": total.f1,
+        "precision": total.precision,
+        "recall": total.recall,
+        "exact": share,
+        "sentences": total.sentences,
+        "faults": dict(faults),
+    }
 
 # %% ../../notebooks/26_parsing.ipynb #bb7d408f
 _TABLE_4 = (  # parser, what it was trained on, F1 on section 23; Vaswani et al. 2017

@@ -65,12 +65,21 @@ def train_tree_tokenizer(
     out = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts), model_writer=out,
-            vocab_size=vocab_size, model_type="bpe", character_coverage=1.0,
-            byte_fallback=True, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
-            num_threads=1, minloglevel=2, user_defined_symbols=symbols,
+            sentence_iterator=iter(texts),
+            model_writer=out,
+            vocab_size=vocab_size,
+            model_type="bpe",
+            character_coverage=1.0,
+            byte_fallback=True,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            num_threads=1,
+            minloglevel=2,
+            user_defined_symbols=symbols,
             hard_vocab_limit=not form,  # where all is known, fewer are enough
-        )  # fmt: skip
+        )
     except RuntimeError as error:
         raise ValueError(
             f"SentencePiece cannot make vocab_size={vocab_size} from these "
@@ -79,8 +88,14 @@ def train_tree_tokenizer(
     return Tokenizer(out.getvalue())
 
 # %% ../../notebooks/26_parsing.ipynb #029c2853
-_WRITTEN = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{",
-           "-RCB-": "}"}  # fmt: skip
+_WRITTEN = {
+    "-LRB-": "(",
+    "-RRB-": ")",
+    "-LSB-": "[",
+    "-RSB-": "]",
+    "-LCB-": "{",
+    "-RCB-": "}",
+}
 
 
 def _source_word(word: str) -> str:
@@ -90,8 +105,26 @@ def _source_word(word: str) -> str:
 
 # %% ../../notebooks/26_parsing.ipynb #d5123c3e
 _SHAPE = "~"  # how a rare word begins that is replaced by what it looks like
-_ENDINGS = ("ing", "ed", "ly", "tion", "ity", "ment", "ness", "ic", "al", "ive", "ous",
-           "able", "er", "est", "ase", "in", "s", "y")  # fmt: skip
+_ENDINGS = (
+    "ing",
+    "ed",
+    "ly",
+    "tion",
+    "ity",
+    "ment",
+    "ness",
+    "ic",
+    "al",
+    "ive",
+    "ous",
+    "able",
+    "er",
+    "est",
+    "ase",
+    "in",
+    "s",
+    "y",
+)
 
 
 def _word_shape(word: str) -> str:
@@ -163,9 +196,7 @@ def _word_parts(word: str) -> tuple[list[str], list[str]]:
     return starts, [f"{signs}{_PART}{plain[len(plain) - size :]}" for size in sizes]
 
 
-def _word_slots(
-    word: str, known: Iterable[str], whole: bool = True
-) -> tuple[str, str]:
+def _word_slots(word: str, known: Iterable[str], whole: bool = True) -> tuple[str, str]:
     """The two tokens of a word: the word or how it begins, and how it ends.
 
     Such as ("the", "A~he") for The, and ("immun~", "~ized") for a rare word.

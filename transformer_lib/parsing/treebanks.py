@@ -92,14 +92,13 @@ def _load_craft(split: str) -> tuple[list[Tree], str]:
         CorpusUnavailable: If it is unavailable or damaged.
     """
     name = _CRAFT_SPLITS[split]
-    one_file = Source(f"craft_{name}.mrg.xz", "", _CRAFT_LICENCE,
-                      also=(f"craft/{name}.mrg.xz",))  # fmt: skip
+    one_file = Source(
+        f"craft_{name}.mrg.xz", "", _CRAFT_LICENCE, also=(f"craft/{name}.mrg.xz",)
+    )
     for place, path in local_copies(one_file):
         text = unpack(path.read_bytes(), path.name)
         return list(read_trees(text.split("\n"), path.name)), f"{place}, {path.name}"
-    return find_file(
-        _CRAFT, lambda path, called: _craft_archive(path, name, called)
-    )
+    return find_file(_CRAFT, lambda path, called: _craft_archive(path, name, called))
 
 
 def _craft_archive(path: Path, name: str, called: str) -> list[Tree]:
@@ -163,11 +162,15 @@ def _load_wsj(split: str, folder: str | Path | None = None) -> tuple[list[Tree],
 
 # %% ../../notebooks/26_parsing.ipynb #3ea7f5df
 _TOY_WORDS = {
-    "DT": "the a every this", "JJ": "old small red young",
+    "DT": "the a every this",
+    "JJ": "old small red young",
     "NN": "dog cat teacher child book house picture garden",
-    "PRP": "she he they it", "VBD": "saw found heard drew",
-    "VBN": "seen found heard drawn", "TO": "near behind with", "RB": "often quickly",
-}  # fmt: skip
+    "PRP": "she he they it",
+    "VBD": "saw found heard drew",
+    "VBN": "seen found heard drawn",
+    "TO": "near behind with",
+    "RB": "often quickly",
+}
 _TOY_RULES = {  # what each constituent can be made of, one as likely as the other
     "S": ("NP-SBJ VP .",),
     "NP-SBJ": ("PRP", "DT NN", "DT JJ NN", "NP-X PP-OF"),
@@ -175,13 +178,18 @@ _TOY_RULES = {  # what each constituent can be made of, one as likely as the oth
     "NP-X": ("DT NN",),
     "VP": ("VBD NP", "VBD NP PP-LOC", "ADVP VBD NP", "WAS VP-PAS"),
     "VP-PAS": ("VBN TRACE PP-BY",),
-    "PP-OF": ("OF NP-X",), "PP-LOC": ("TO NP-X",), "PP-BY": ("BY NP-X",),
+    "PP-OF": ("OF NP-X",),
+    "PP-LOC": ("TO NP-X",),
+    "PP-BY": ("BY NP-X",),
     "ADVP": ("RB",),
-}  # fmt: skip
+}
 _TOY_FIXED = {
-    "OF": "(IN of)", "BY": "(IN by)", "WAS": "(VBD was)", ".": "(. .)",
+    "OF": "(IN of)",
+    "BY": "(IN by)",
+    "WAS": "(VBD was)",
+    ".": "(. .)",
     "TRACE": "(NP (-NONE- *))",
-}  # fmt: skip
+}
 
 
 def _toy_brackets(rng: random.Random, symbol: str = "S") -> str:

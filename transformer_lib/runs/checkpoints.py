@@ -38,10 +38,17 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 # %% ../../notebooks/13_runs.ipynb #dae26b1f
 _DTYPES = {  # the format's names
-    torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32",
-    torch.float16: "F16", torch.bfloat16: "BF16", torch.int16: "I16",
-    torch.uint8: "U8", torch.int8: "I8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+}
 
 
 def _safetensors_pieces(tensors: dict, about: dict) -> Iterator[bytes | memoryview]:
@@ -50,8 +57,11 @@ def _safetensors_pieces(tensors: dict, about: dict) -> Iterator[bytes | memoryvi
     header, place = {"__metadata__": about}, 0
     for name, tensor in tensors.items():
         end = place + tensor.nbytes
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [place, end]}  # fmt: skip
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [place, end],
+        }
         place = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # numbers begin at a multiple of eight bytes
@@ -100,8 +110,14 @@ def load_tensors(path: str | Path) -> tuple[dict, dict]:
             whole = about["checksum"] == str(_checksum(tensors, text))
         else:  # an older file, whose checksum leaves out the record
             whole = about["crc32"] == str(_checksum(tensors))
-    except (SafetensorError, OSError, LookupError, ValueError, TypeError,
-            RecursionError) as error:  # fmt: skip
+    except (
+        SafetensorError,
+        OSError,
+        LookupError,
+        ValueError,
+        TypeError,
+        RecursionError,
+    ) as error:
         raise DamagedFile(f"{path} is damaged, or is no checkpoint: {error}.") from None
     if not whole or not isinstance(record, dict):
         raise DamagedFile(f"{path} is damaged: its content does not fit its checksum.")
@@ -205,8 +221,12 @@ def _is_like(value, usual) -> bool:
         return value is None or _is_steps(value)
     if isinstance(usual, list):  # the history
         rows = isinstance(value, list) and all(isinstance(row, dict) for row in value)
-        return rows and _is_steps([row.get("step") for row in value]) and all(
-            type(number) in (int, float) for row in value for number in row.values()
+        return (
+            rows
+            and _is_steps([row.get("step") for row in value])
+            and all(
+                type(number) in (int, float) for row in value for number in row.values()
+            )
         )
     if isinstance(usual, float):
         return type(value) in (int, float) and 0 <= value < math.inf

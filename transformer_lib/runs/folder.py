@@ -139,8 +139,9 @@ def _load_run(
     if not whole:
         warnings.warn(
             f"{run_dir} has no {MANIFEST}: whether its recipe and tokenizer are those "
-            "that it was trained with cannot be checked.", stacklevel=3,
-        )  # fmt: skip
+            "that it was trained with cannot be checked.",
+            stacklevel=3,
+        )
     recipe, about, tokenizer, model = _opened(run_dir, _RUN_FILES if whole else None)
     tensors, record = _chosen_weights(run_dir, weights)
     load_weights(model, tensors)
@@ -279,8 +280,11 @@ def _check_try(run_dir: Path) -> None:
     Raises:
         ValueError: If one is somebody else's, or damaged; it is named.
     """
-    readers = {"recipe.json": _read_recipe, "about.json": _read_about,
-               "tokenizer.model": Tokenizer.load}  # fmt: skip
+    readers = {
+        "recipe.json": _read_recipe,
+        "about.json": _read_about,
+        "tokenizer.model": Tokenizer.load,
+    }
     for name, read in readers.items():
         try:
             if (run_dir / name).exists():
@@ -319,8 +323,14 @@ def _claim_folder(
 # %% ../../notebooks/13_runs.ipynb #e4a208d9
 def _half_written(folder: Path) -> list[Path]:
     """What killed processes left of the files of a run or model."""
-    return leftovers(folder, *_MODEL_FILES, MANIFEST, "best.safetensors",
-                     "last*.safetensors", "step-[0-9]*.safetensors")  # fmt: skip
+    return leftovers(
+        folder,
+        *_MODEL_FILES,
+        MANIFEST,
+        "best.safetensors",
+        "last*.safetensors",
+        "step-[0-9]*.safetensors",
+    )
 
 
 def _sweep_run(run_dir: Path) -> None:
@@ -404,8 +414,10 @@ def _save_pretrained(
     if half:
         weights = {name: tensor.detach().half() for name, tensor in weights.items()}
     if not all(tensor.isfinite().all() for tensor in weights.values()):
-        raise ValueError("a weight is not a finite number, or too large for 16 bits; "
-                         "with half=False (--full) it has 32.")  # fmt: skip
+        raise ValueError(
+            "a weight is not a finite number, or too large for 16 bits; "
+            "with half=False (--full) it has 32."
+        )
     with whole_folder(folder) as part:
         record = run.record if record is None else record
         save_tensors(part / "weights.safetensors", weights, record)
@@ -433,8 +445,9 @@ def _check_model_folder(folder: Path) -> None:
     others = sorted(there - {*_MODEL_FILES, MANIFEST, *[".part"] * begun})
     if others or not (begun or _MODEL_FILES[0] in there):
         what = others[0] if others else "a run"
-        raise ValueError(f"{folder} holds something else than a model ({what}): name "
-                         "another folder.")  # fmt: skip
+        raise ValueError(
+            f"{folder} holds something else than a model ({what}): name another folder."
+        )
 
 # %% ../../notebooks/13_runs.ipynb #ed9ffe1b
 def load_pretrained(
@@ -493,13 +506,22 @@ def find_pretrained(folder_or_name: str | Path) -> Path:
 
 
 _EXPORTED = {  # chapter 22's folders: what for, and files by which they are known
-    "onnx": ("ONNX Runtime, which transformer_lib.export.onnx.OnnxModel runs",
-             "manifest.json", "step.onnx"),
-    "marian": ("Hugging Face's transformers, where MarianMTModel loads it",
-               "source.spm", "target.spm"),
-    "ctranslate2": ("CTranslate2, which `transformer-lib serve` answers with",
-                    "model.bin", "tokenizer.model"),
-}  # fmt: skip
+    "onnx": (
+        "ONNX Runtime, which transformer_lib.export.onnx.OnnxModel runs",
+        "manifest.json",
+        "step.onnx",
+    ),
+    "marian": (
+        "Hugging Face's transformers, where MarianMTModel loads it",
+        "source.spm",
+        "target.spm",
+    ),
+    "ctranslate2": (
+        "CTranslate2, which `transformer-lib serve` answers with",
+        "model.bin",
+        "tokenizer.model",
+    ),
+}
 
 
 def exported_as(folder: Path) -> str:
@@ -511,9 +533,12 @@ def exported_as(folder: Path) -> str:
 
 # %% ../../notebooks/13_runs.ipynb #c6c1077f
 def save_model(
-    model: Transformer, folder: str | Path, tokenizer: Tokenizer, half: bool = True,
+    model: Transformer,
+    folder: str | Path,
+    tokenizer: Tokenizer,
+    half: bool = True,
     about: dict | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write this model and its tokenizer, for from_pretrained and the command line.
 
     Args:
@@ -547,7 +572,6 @@ def save_model(
     data, environment = about["data"], about["environment"]
     run = Run(recipe, model, tokenizer, Progress(), data, environment)
     return run.save_pretrained(folder, half)
-
 
 # %% ../../notebooks/13_runs.ipynb #16a0488e
 def runs_folder() -> Path:

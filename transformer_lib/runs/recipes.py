@@ -18,7 +18,6 @@ from ..machine import default_device, native_precision
 from ..storage import read_json
 from ..transformer import TransformerConfig
 
-
 # %% ../../notebooks/13_runs.ipynb #6b9f55d1
 @dataclass(frozen=True)
 class Recipe:
@@ -204,37 +203,58 @@ def _one_of(*allowed) -> tuple:
 _BOOL = (lambda v: isinstance(v, bool), "true or false")
 _TEXT = (lambda v: isinstance(v, str), "a text")
 _OPTIONAL = (
-    lambda v: v is None or _is_whole(v, 1), "a whole number, at least 1, or left out"
-)  # fmt: skip
+    lambda v: v is None or _is_whole(v, 1),
+    "a whole number, at least 1, or left out",
+)
 
 # %% ../../notebooks/13_runs.ipynb #32406ffc
 _RULES = {  # of each setting: what holds for it, and how an error says it
     "name": (lambda v: isinstance(v, str) and v.strip(), "a text that is not empty"),
-    "vocab_size": _whole(8), "max_length": _whole(1), "max_tokens": _whole(2),
-    "max_words": _OPTIONAL, "max_pairs": _OPTIONAL, "copies": _whole(1, 1000),
+    "vocab_size": _whole(8),
+    "max_length": _whole(1),
+    "max_tokens": _whole(2),
+    "max_words": _OPTIONAL,
+    "max_pairs": _OPTIONAL,
+    "copies": _whole(1, 1000),
     "sample": (lambda v: _is_real(v) and 0 <= v <= 1, "from 0 to 1"),
-    "joined": _share(100), "renamed": _share(100),
+    "joined": _share(100),
+    "renamed": _share(100),
     "varied": (
-        lambda v: isinstance(v, dict) and v.keys() <= COPIES.keys()
-        and all(_is_real(share) and share >= 0 for share in v.values()),
+        lambda v: (
+            isinstance(v, dict)
+            and v.keys() <= COPIES.keys()
+            and all(_is_real(share) and share >= 0 for share in v.values())
+        ),
         f"a table of shares, 0 or more, for any of {', '.join(COPIES)}",
     ),
-    "kind": _one_of("bpe", "unigram"), "start_from": _TEXT,
-    "accumulate": _whole(1, 10_000), "max_steps": _whole(1), "warmup": _whole(1),
+    "kind": _one_of("bpe", "unigram"),
+    "start_from": _TEXT,
+    "accumulate": _whole(1, 10_000),
+    "max_steps": _whole(1),
+    "warmup": _whole(1),
     "cooldown": _whole(0),
     "factor": (lambda v: _is_real(v) and v > 0, "a number above 0"),
-    "epsilon": (lambda v: _is_real(v) and 0 <= v < 1,
-                "a number, 0 or more and below 1"),
+    "epsilon": (
+        lambda v: _is_real(v) and 0 <= v < 1,
+        "a number, 0 or more and below 1",
+    ),
     "clip": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
     "initial_std": (lambda v: _is_real(v) and v >= 0, "a number, 0 or more"),
-    "dropout_after": _whole(0), "seed": _whole(0), "validate_every": _whole(1),
-    "keep_last": _whole(0), "chunk": _whole(0), "prefetch": _whole(0, 1000),
-    "packed": (lambda v: _is_whole(v, 0) and v not in (1, 2, 3),
-               "0, or the width of a row that holds two pairs, at least 4"),
-    "fused": _BOOL, "compiled": _BOOL,
+    "dropout_after": _whole(0),
+    "seed": _whole(0),
+    "validate_every": _whole(1),
+    "keep_last": _whole(0),
+    "chunk": _whole(0),
+    "prefetch": _whole(0, 1000),
+    "packed": (
+        lambda v: _is_whole(v, 0) and v not in (1, 2, 3),
+        "0, or the width of a row that holds two pairs, at least 4",
+    ),
+    "fused": _BOOL,
+    "compiled": _BOOL,
     "fast_dropout": _BOOL,
     "precision": _one_of("float32", "bfloat16", "float16"),
-}  # fmt: skip
+}
 
 
 def _holds(rule: tuple, value) -> bool:
@@ -304,9 +324,12 @@ def _rough_size(config: TransformerConfig) -> int:
 
 
 _OF_TYPE = {
-    "int": _whole(1), "int | None": _OPTIONAL, "float": (_is_real, "a number"),
-    "bool": _BOOL, "str": _TEXT,
-}  # fmt: skip
+    "int": _whole(1),
+    "int | None": _OPTIONAL,
+    "float": (_is_real, "a number"),
+    "bool": _BOOL,
+    "str": _TEXT,
+}
 
 # %% ../../notebooks/13_runs.ipynb #b4db46cd
 def _check_corpus_setting(corpus: str | dict) -> None:

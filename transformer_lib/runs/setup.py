@@ -47,9 +47,11 @@ from ..transformer import Transformer, TransformerConfig, normal_weights
 
 # %% ../../notebooks/13_runs.ipynb #b98330a8
 def ready_data(
-    recipe: Recipe, run_dir: Path, data_dir: str | Path | None = None,
+    recipe: Recipe,
+    run_dir: Path,
+    data_dir: str | Path | None = None,
     start: Tokenizer | None = None,
-) -> Prepared:  # fmt: skip
+) -> Prepared:
     """The token pairs of a run: prepared once, checked each time.
 
     Args:
@@ -68,10 +70,18 @@ def ready_data(
     binds = own.exists() and not dead  # a try that got no further binds nothing
     if data_dir is None and not (folder / "data.json").exists():
         known = Tokenizer.load(own) if binds else start
-        prepare(recipe.corpus, folder, recipe.vocab_size, recipe.kind,
-                recipe.max_length, known, max_words=recipe.max_words,
-                max_pairs=recipe.max_pairs, sample=recipe.sample,
-                copies=recipe.copies)  # fmt: skip
+        prepare(
+            recipe.corpus,
+            folder,
+            recipe.vocab_size,
+            recipe.kind,
+            recipe.max_length,
+            known,
+            max_words=recipe.max_words,
+            max_pairs=recipe.max_pairs,
+            sample=recipe.sample,
+            copies=recipe.copies,
+        )
     ready = Prepared.load(folder, verify=True)
     _check_prepared(recipe, ready, folder)
     if binds and own.read_bytes() != ready.tokenizer.model:
@@ -90,8 +100,15 @@ def _check_prepared(recipe: Recipe, ready: Prepared, folder: Path) -> None:
         ValueError: What the folder has and what the recipe says.
     """
     there = ready.data["settings"]
-    names = ("vocab_size", "kind", "max_length", "max_words", "max_pairs", "sample",
-             "copies")  # fmt: skip
+    names = (
+        "vocab_size",
+        "kind",
+        "max_length",
+        "max_words",
+        "max_pairs",
+        "sample",
+        "copies",
+    )
     for name in names:
         wanted = getattr(recipe, name)
         if there.get(name) != wanted and not (name == "kind" and "tokenizer" in there):
@@ -196,9 +213,13 @@ class State:
 
 # %% ../../notebooks/13_runs.ipynb #098f6bf9
 def set_up(
-    recipe: Recipe, run_dir: Path, data_dir: str | Path | None, team: Team,
-    batches: Batches | None = None, optimizer: Callable | None = None,
-) -> tuple[Data, Transformer, State]:  # fmt: skip
+    recipe: Recipe,
+    run_dir: Path,
+    data_dir: str | Path | None,
+    team: Team,
+    batches: Batches | None = None,
+    optimizer: Callable | None = None,
+) -> tuple[Data, Transformer, State]:
     """Data, model and state of a run, new or going on; all else as for train.
 
     Raises:
@@ -218,8 +239,9 @@ def set_up(
     ready = ready_data(recipe, run_dir, data_dir, start and start[1])
     model = _new_model(recipe, ready.tokenizer.vocab_size, team)
     make_optimizer = optimizer or partial(build_optimizer, fused=recipe.fused)
-    state = State(Progress(), make_optimizer(model), BatchLoss(model, recipe.chunk),
-                  run_dir, team)  # fmt: skip
+    state = State(
+        Progress(), make_optimizer(model), BatchLoss(model, recipe.chunk), run_dir, team
+    )
     if not _go_on(model, state) and start:
         _start_weights(model, ready.tokenizer, recipe.start_from, *start[:2])
     if team.rank == 0:  # nothing was refused: the folder is this run's
@@ -274,17 +296,22 @@ def _go_on(model: Transformer, state: State) -> bool:
 
 def all_pairs(recipe: Recipe, ready: Prepared) -> TokenPairs:
     """What a run trains on: the prepared pairs, and those that are made of them."""
-    pairs = rename_pairs(ready.train, ready.tokenizer, recipe.renamed,
-                          recipe.max_length, recipe.seed)  # fmt: skip
-    pairs = vary_pairs(pairs, ready.tokenizer, recipe.varied, recipe.max_length,
-                       recipe.seed)  # fmt: skip
+    pairs = rename_pairs(
+        ready.train, ready.tokenizer, recipe.renamed, recipe.max_length, recipe.seed
+    )
+    pairs = vary_pairs(
+        pairs, ready.tokenizer, recipe.varied, recipe.max_length, recipe.seed
+    )
     return join_pairs(pairs, recipe.joined, recipe.max_length, recipe.seed)
 
 
 def _start_weights(
-    model: Transformer, tokenizer: Tokenizer, start_from: str,
-    start: Transformer, known: Tokenizer,
-) -> None:  # fmt: skip
+    model: Transformer,
+    tokenizer: Tokenizer,
+    start_from: str,
+    start: Transformer,
+    known: Tokenizer,
+) -> None:
     """Copy the weights of a trained model into a new one.
 
     Raises:

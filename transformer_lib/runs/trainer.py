@@ -93,8 +93,14 @@ def train(
         FloatingPointError: If a loss or gradient is not finite; it names the batch.
         OSError: If a checkpoint cannot be written; the one before it is kept.
     """
-    _check_request(recipe, run_dir, data_dir, max_seconds,
-                   [batches, optimizer, schedule], callbacks)  # fmt: skip
+    _check_request(
+        recipe,
+        run_dir,
+        data_dir,
+        max_seconds,
+        [batches, optimizer, schedule],
+        callbacks,
+    )
     run_dir = Path(run_dir)
     with processes(device) as team, _held_folder(run_dir, team.rank):
         data, model, state = set_up(recipe, run_dir, data_dir, team, batches, optimizer)
@@ -103,9 +109,7 @@ def train(
             warn_of_slow_bits(recipe.precision, team.device)
         began, until = time.monotonic() - at.seconds, at.seconds + max_seconds
         over = at.step >= recipe.max_steps or _wants_to_stop(state, callbacks)
-        ahead = made_ahead(
-            batch_groups(recipe, data, model, state), recipe.prefetch
-        )
+        ahead = made_ahead(batch_groups(recipe, data, model, state), recipe.prefetch)
         since = _Window()
         model.train()
         # Both end with the loop, also where it is interrupted: a bar that stays open
@@ -287,9 +291,13 @@ def _wants_to_stop(state: State, callbacks: Sequence[_Callback]) -> bool:
 def _bar(recipe: Recipe, at: Progress, show: bool) -> tqdm:
     """The progress bar of a run."""
     return tqdm(
-        total=recipe.max_steps, initial=at.step, disable=not show, mininterval=1.0,
-        unit=" updates", dynamic_ncols=True,
-    )  # fmt: skip
+        total=recipe.max_steps,
+        initial=at.step,
+        disable=not show,
+        mininterval=1.0,
+        unit=" updates",
+        dynamic_ncols=True,
+    )
 
 
 def lr_at(recipe: Recipe, d_model: int, step: int) -> float:
@@ -337,9 +345,13 @@ class _Window:
 
 # %% ../../notebooks/13_runs.ipynb #5b488309
 def one_update(
-    recipe: Recipe, model: Transformer, state: State, rate: Callable[[int], float],
-    group: Sequence[Place], made: Sequence[Batch],
-) -> tuple[Update, float]:  # fmt: skip
+    recipe: Recipe,
+    model: Transformer,
+    state: State,
+    rate: Callable[[int], float],
+    group: Sequence[Place],
+    made: Sequence[Batch],
+) -> tuple[Update, float]:
     """Make an update from the next batches, and see that it went well.
 
     Args:
@@ -422,9 +434,13 @@ def _show_progress(bar: tqdm, since: _Window) -> None:
 
 # %% ../../notebooks/13_runs.ipynb #cd180825
 def _validate_and_save(
-    recipe: Recipe, data: Data, model: Transformer, state: State, since: _Window,
+    recipe: Recipe,
+    data: Data,
+    model: Transformer,
+    state: State,
+    since: _Window,
     bar: tqdm,
-) -> None:  # fmt: skip
+) -> None:
     """Add a record to the history; keep the best weights, these, and the state."""
     run_dir, at = state.run_dir, state.at
     loss = validation_loss(model, data.valid, recipe.max_tokens)
@@ -458,8 +474,10 @@ def _other_rngs(model: Transformer, team: Team) -> list[dict]:
     states: list[dict] = [{}] * team.size
     mine = _random_states(next(model.parameters()).device)
     dist.all_gather_object(states, {name: s.tolist() for name, s in mine.items()})
-    return [{name: torch.tensor(s, dtype=torch.uint8) for name, s in each.items()}
-            for each in states[1:]]  # fmt: skip
+    return [
+        {name: torch.tensor(s, dtype=torch.uint8) for name, s in each.items()}
+        for each in states[1:]
+    ]
 
 # %% ../../notebooks/13_runs.ipynb #35673058
 class EarlyStopping:
