@@ -22,7 +22,7 @@ from chapters import all_notebooks
 
 from transformer_lib import ablations, bugs, evaluation
 from transformer_lib import translator as translator_module
-from transformer_lib.ablations import _ablate_side_by_side
+from transformer_lib.ablations import ablate_side_by_side
 from transformer_lib.batches import prepare
 from transformer_lib.corpora import grammar_split
 from transformer_lib.corpora import known as corpora
@@ -42,7 +42,7 @@ TAKES_THE_DEVICE = {
     "load_pretrained",
     "train",
     "train_parser",
-    "_ablate_side_by_side",
+    "ablate_side_by_side",
 }
 SIZES = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.1}
 
@@ -279,7 +279,7 @@ def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, tmp_path, 
     sixteen_bits(monkeypatch, "bfloat16")
     rows = ("base", "pre-norm")
     found = names_of(ablations, runs_folder=runs.runs_folder)
-    found["_ablate_side_by_side"] = lambda base, out, **rest: _ablate_side_by_side(
+    found["ablate_side_by_side"] = lambda base, out, **rest: ablate_side_by_side(
         base, out, 2, rows=rows, sentences=2, device="cpu", **rest
     )
     run_cells(
@@ -294,7 +294,7 @@ def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, tmp_path, 
     sixteen_bits(monkeypatch, "float16")
     out = tmp_path / "runs" / "table3-replica"
     kept = [Recipe.for_here("", out / f"{row}-0").precision for row in rows]
-    found["_ablate_side_by_side"] = lambda base, *_, **rest: kept.append(base.precision)
+    found["ablate_side_by_side"] = lambda base, *_, **rest: kept.append(base.precision)
     found["rows_of_an_hour"]()
     assert kept == ["bfloat16"] * 3
 
@@ -310,26 +310,26 @@ def test_rows_that_are_cut_off_go_on(tmp_path, monkeypatch):
 
     clock = types.SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
     monkeypatch.setattr(ablations, "time", clock)
-    found = _ablate_side_by_side(
+    found = ablate_side_by_side(
         base, out, 2, max_seconds=25, rows=rows, device="cpu", sentences=2
     )
     assert found == []
     runs = [Run.load(out / f"{row}-0", "cpu") for row in rows]
     assert min(run.progress.step for run in runs) >= 2
     with pytest.raises(ValueError, match="processes=0: must be 1 or more"):
-        _ablate_side_by_side(base, out, 0)
+        ablate_side_by_side(base, out, 0)
     with pytest.raises(ValueError, match="num_layers=2 of the paper's 6"):
-        _ablate_side_by_side(base, out, 2, rows=("C-N2",))
+        ablate_side_by_side(base, out, 2, rows=("C-N2",))
 
 
 def test_an_error_in_a_row_is_told(tmp_path):
     base = tiny(max_steps=4, validate_every=2, warmup=4)
     out = tmp_path / "rows"
-    done = _ablate_side_by_side(base, out, 1, rows=("base",), device="cpu", sentences=2)
+    done = ablate_side_by_side(base, out, 1, rows=("base",), device="cpu", sentences=2)
     assert [line["row"] for line in done] == ["base"]
     other = replace(base, seed=0, max_steps=6)
     with pytest.raises(RuntimeError, match="1 of 1 processes ended with an error"):
-        _ablate_side_by_side(other, out, 1, rows=("base",), device="cpu", sentences=2)
+        ablate_side_by_side(other, out, 1, rows=("base",), device="cpu", sentences=2)
 
 
 def test_chapter_26_at_full_trains_the_parser(full, monkeypatch, tmp_path, capsys):

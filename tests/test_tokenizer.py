@@ -25,8 +25,8 @@ from transformer_lib.tokenizer import (
     PAD,
     UNK,
     Tokenizer,
-    _count_words,
     apply_bpe,
+    count_words,
     fold_text,
     merge_pair,
     pairs_in,
@@ -41,7 +41,7 @@ SPLITS = "train", "valid", "test"
 
 
 def sentencepiece_bpe(sentences, num_merges):
-    letters = {letter for word in _count_words(sentences) for letter in word}
+    letters = {letter for word in count_words(sentences) for letter in word}
     out = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
@@ -109,7 +109,7 @@ def test_bpe_learns_and_cuts_as_sentencepiece_on_real_text():
 
 def recount(sentences, num_merges):
     """BPE as in the paper's listing: everything counted anew for each merge."""
-    words = {tuple(w): n for w, n in _count_words(sentences).items()}
+    words = {tuple(w): n for w, n in count_words(sentences).items()}
     merges = []
     for _ in range(num_merges):
         counts = {}

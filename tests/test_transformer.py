@@ -391,7 +391,7 @@ def checks_of(model, *inputs):
 
     def watch(frame, event, _):
         code = frame.f_code
-        guard = code.co_name.startswith("_check")
+        guard = code.co_name.startswith(("_check", "require_"))
         if event == "call" and guard and "transformer_lib" in code.co_filename:
             ran.append(code.co_name)
 

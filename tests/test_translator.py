@@ -19,16 +19,15 @@ from transformer_lib.tokenizer import EOS, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import (
     Translator,
-    _cut_line,
-    _cut_text,
-    _one_line,
-    _put_back,
-    _split_sentences,
-    _take_out,
-    _Unknown,
-    _unknown_characters,
+    Unknown,
+    cut_text,
+    one_line,
+    put_back,
+    split_sentences,
+    take_out,
     translate,
     translate_lines,
+    unknown_characters,
 )
 
 LINES = [
@@ -73,9 +72,9 @@ def test_beam_is_beam_search_and_one_is_greedy(shipped):
     row = shipped.tokenizer.encode(LINES[4]) + [EOS]
     src_ids = torch.tensor([row])
     best = beam_search(shipped.model, src_ids, 3, 0.8, 20)[0][0]
-    assert shipped([LINES[4]], 3, 0.8, 20) == [_one_line(decoded(shipped, best.ids))]
+    assert shipped([LINES[4]], 3, 0.8, 20) == [one_line(decoded(shipped, best.ids))]
     greedy = greedy_decode(shipped.model, src_ids)[0]
-    assert shipped([LINES[4]], beam_size=1) == [_one_line(decoded(shipped, greedy))]
+    assert shipped([LINES[4]], beam_size=1) == [one_line(decoded(shipped, greedy))]
 
 
 def decoded(translator, ids):
@@ -265,7 +264,7 @@ def test_empty_and_shortened_translations_are_told(shipped):
     ]
     with pytest.warns(UserWarning, match="line 3 has a translation that is cut off"):
         shipped(["", "Thank you.", LINES[4]], beam_size=1, max_extra=0, first_line=1)
-    _many, told = told_of([short] * 15, [""] * 15, shipped.tokenizer)
+    _, told = told_of([short] * 15, [""] * 15, shipped.tokenizer)
     assert told[0].endswith(" is empty (and 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 4 more)")
 
 
@@ -298,7 +297,7 @@ def test_any_lines_keep_their_number(shipped, lines):
     got = shipped(lines, beam_size=1, max_extra=3)
     assert len(got) == len(lines) and whole_lines(got)
     both = zip(lines, got, strict=True)
-    assert all(text == "" for line, text in both if not _one_line(line))
+    assert all(text == "" for line, text in both if not one_line(line))
     if lines:
         alone = shipped(lines[-1:], beam_size=1, max_extra=3)
         assert alone == got[-1:]
@@ -333,7 +332,7 @@ def test_any_lines_keep_their_number(shipped, lines):
     ],
 )
 def test_sentences(text, want):
-    assert _split_sentences(text) == want
+    assert split_sentences(text) == want
 
 
 def seconds_for(text, repeats=3):
@@ -341,7 +340,7 @@ def seconds_for(text, repeats=3):
     times = []
     for _ in range(repeats):
         began = time.thread_time()
-        _split_sentences(text)
+        split_sentences(text)
         times.append(time.thread_time() - began)
     return min(times)
 
@@ -358,20 +357,27 @@ def test_time_to_cut_grows_with_the_length(unit):
 
 def test_a_million_dots_are_cut(shipped):
     """Into rows that the model can take, and none is lost."""
-    (line,) = [_one_line("." * 10**6)]
-    cut = _cut_line(line, shipped.tokenizer, _Unknown(), 128, by_sentence=True)
-    assert cut.too_long and max(map(len, cut.rows)) <= 128
-    assert "".join(map(shipped.tokenizer.decode, cut.rows)) == line
+    line, told = "." * 10**6, []
+
+    def decode(rows):
+        assert max(map(len, rows)) <= 128
+        return [[Hypothesis(row, -1.0, -1.0)] for row in rows]
+
+    ((found,),) = translate_lines([line], shipped.tokenizer, decode, tell=told.append)
+    assert found.text.replace(" ", "") == line
+    assert [
+        note for note in told if "too long for the model: translated in parts" in note
+    ]
 
 
 @settings(max_examples=100)
 @given(st.text(st.sampled_from('ab.,;!? "é'), max_size=80), st.integers(1, 9))
 def test_cutting_loses_only_spaces(text, limit):
-    text = _one_line(text)
+    text = one_line(text)
     parts = [
         part
-        for sentence in _split_sentences(text)
-        for part in _cut_text(sentence, lambda t: len(t.split()) + len(t) // 8, limit)
+        for sentence in split_sentences(text)
+        for part in cut_text(sentence, lambda t: len(t.split()) + len(t) // 8, limit)
     ]
     assert "".join(parts).replace(" ", "") == text.replace(" ", "")
     if limit > 1:
@@ -380,12 +386,12 @@ def test_cutting_loses_only_spaces(text, limit):
 
 def test_cut_is_at_a_comma_near_the_middle():
     text = "aa bb cc, dd ee ff gg"
-    parts = _cut_text(text, lambda t: len(t.split()), 4)
+    parts = cut_text(text, lambda t: len(t.split()), 4)
     assert parts == ["aa bb cc,", "dd ee ff gg"]
 
 
 def test_one_line():
-    assert _one_line(" a\u2028b\x00\tc \ud800") == "a b c ?"
+    assert one_line(" a\u2028b\x00\tc \ud800") == "a b c ?"
 
 
 # --- what the input is read as -------------------------------------------------------
@@ -403,7 +409,7 @@ def test_the_input_is_folded(shipped):
     how = shipped.model, shipped.tokenizer
     assert translate(*how, curly) == translate(*how, straight)
     copied = "\u201cПривет\u201d, сказал\u00a0он."
-    assert shipped(copied) == _one_line(copied)  # as it was
+    assert shipped(copied) == one_line(copied)  # as it was
 
 
 SIGNS = {
@@ -444,19 +450,19 @@ Is the dog here{}?
 def test_any_sign_is_there_once_and_nothing_of_it_is_read(shipped, signs, place):
     text = place.replace("{}", "".join(signs))
     (out,), tokenizer = shipped([text], beam_size=1), shipped.tokenizer
-    left, _ = _take_out(text, _unknown_characters([text], tokenizer))
+    left, _ = take_out(text, unknown_characters([text], tokenizer))
     assert not any(c in left for c in signs)
-    assert not _unknown_characters([left], tokenizer).characters
+    assert not unknown_characters([left], tokenizer).characters
     for c in {*"😂£→•=東ř👍"}:
         assert out.count(c) == text.count(c)
 
 
 def test_where_a_sign_goes():
     """In translations that nobody has to compute."""
-    unknown = _Unknown(frozenset("☕£°ř鰯"))
+    unknown = Unknown(frozenset("☕£°ř鰯"))
 
     def put(text, out):
-        return _put_back(out, *_take_out(text, unknown))
+        return put_back(out, *take_out(text, unknown))
 
     assert put("☕ a b c.", "x y z.") == "☕ x y z."
     assert put('"☕ a b."', '"x y."') == '"☕ x y."'
@@ -617,7 +623,7 @@ def test_translate_keeps_order_and_empty_lines(model, tokenizer):
             continue
         src_ids = torch.tensor([tokenizer.encode(text) + [EOS]])
         greedy = greedy_decode(model, src_ids, 5)[0]
-        assert output == _one_line(tokenizer.decode(greedy))
+        assert output == one_line(tokenizer.decode(greedy))
     assert translate(model, tokenizer, []) == []
 
 
@@ -627,7 +633,7 @@ def test_translate_leaves_sentences_together(shipped):
     assert apart == [" ".join(shipped(["I am hungry.", "Where is the station?"], 1))]
     row = shipped.tokenizer.encode(two[0]) + [EOS]
     want = decoded(shipped, greedy_decode(shipped.model, torch.tensor([row]))[0])
-    assert translate(shipped.model, shipped.tokenizer, two) == [_one_line(want)]
+    assert translate(shipped.model, shipped.tokenizer, two) == [one_line(want)]
 
 
 def test_evaluate(shipped):

@@ -19,12 +19,12 @@ from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import fold_text
 from transformer_lib.translator import (
     Translator,
-    _cut_text,
-    _one_line,
-    _put_back,
-    _split_sentences,
-    _take_out,
-    _unknown_characters,
+    cut_text,
+    one_line,
+    put_back,
+    split_sentences,
+    take_out,
+    unknown_characters,
 )
 
 PAGE = "book/translator.html"
@@ -238,10 +238,10 @@ def test_text_from_pieces(engine, translator):
 
 def test_lines_and_sentences(engine, translator):
     texts = [*TEXTS, *SENTENCES, LONG, "a.b. C", "Mr. X. Y z. Ü. ö. 3.5. Foo.", "? ! A"]
-    assert engine("ts => ts.map(engine.oneLine)", texts) == [*map(_one_line, texts)]
-    lines = [_one_line(text) for text in texts]
+    assert engine("ts => ts.map(engine.oneLine)", texts) == [*map(one_line, texts)]
+    lines = [one_line(text) for text in texts]
     got = engine("ts => ts.map(engine.splitSentences)", lines)
-    assert got == [_split_sentences(line) for line in lines]
+    assert got == [split_sentences(line) for line in lines]
 
     def pieces(text):
         return len(translator.tokenizer.encode(text))
@@ -251,7 +251,7 @@ def test_lines_and_sentences(engine, translator):
         got = engine(
             f"([ts, n]) => ts.map(t => engine.cutText(t, {count}, n))", [lines, limit]
         )
-        assert got == [_cut_text(line, pieces, limit) for line in lines]
+        assert got == [cut_text(line, pieces, limit) for line in lines]
 
 
 def test_text_is_folded_as_in_the_library(engine):
@@ -264,14 +264,14 @@ def test_text_is_folded_as_in_the_library(engine):
 
 def test_signs_are_taken_out_and_put_back(engine, translator):
     """At the same places, also in what the model would never write."""
-    lines = [_one_line(fold_text(text)) for text in [*TEXTS, *SENTENCES]]
+    lines = [one_line(fold_text(text)) for text in [*TEXTS, *SENTENCES]]
     found = [
-        _take_out(line, _unknown_characters([line], translator.tokenizer))
+        take_out(line, unknown_characters([line], translator.tokenizer))
         for line in lines
     ]
     outs = [" ".join(reversed(left.split())) for left, _ in found]
     wanted = [
-        [left, _put_back(out, left, signs)]
+        [left, put_back(out, left, signs)]
         for (left, signs), out in zip(found, outs, strict=True)
     ]
     got = engine(

@@ -180,7 +180,7 @@ export function foldText(text) {
   return text.replace(/\p{Z}/gu, " ");
 }
 
-// One space between words, no control characters: chapter 17's _one_line.
+// One space between words, no control characters: chapter 17's one_line.
 export function oneLine(text) {
   const spaces = /[\0-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/;
   return wellFormed(text).split(spaces).filter(Boolean).join(" ");
@@ -194,7 +194,7 @@ const ABBREVIATIONS = new Set(
 const END =
   /(?<![\p{Sentence_Terminal}…])([\p{Sentence_Terminal}…]+)(?:["'”“»«’\p{Pe}\p{Pf}]*\s+|["'\p{Pe}\p{Pf}]*)/gu;
 
-// A line cut after each sentence: chapter 17's _split_sentences.
+// A line cut after each sentence: chapter 17's split_sentences.
 export function splitSentences(text) {
   const out = [];
   let start = 0, last = 0;
@@ -215,7 +215,7 @@ export function splitSentences(text) {
   return [...out, text.slice(start)];
 }
 
-// Parts of at most `limit` tokens, cut at commas where it can be: chapter 17's _cut_text.
+// Parts of at most `limit` tokens, cut at commas where it can be: chapter 17's cut_text.
 export function cutText(text, count, limit) {
   const chars = [...text];
   if (chars.length < 2 || count(text) <= limit) return [text];
@@ -241,7 +241,7 @@ export function cutText(text, count, limit) {
 }
 
 // What the vocabulary spells in bytes, taken out of a text and put back into its
-// translation: chapter 17's _take_out and _put_back.
+// translation: chapter 17's take_out and put_back.
 const EAST_ASIAN = String.raw`[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]`;
 const WORD = String.raw`(?:(?!${EAST_ASIAN})[\p{L}\p{M}\p{N}])+|${EAST_ASIAN}`;
 const UNIT = new RegExp(String.raw`${WORD}|[^\p{M}\p{Cf}][\p{M}\p{Cf}]*|.`, "gu");
