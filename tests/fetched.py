@@ -40,7 +40,7 @@ def places(tmp_path, monkeypatch, request):
         calls.append(request.full_url)
         raise urllib.error.URLError(socket.gaierror(-2, "Name or service not known"))
 
-    monkeypatch.setattr(downloads, "_open_url", refuse)
+    monkeypatch.setattr(downloads, "open_url", refuse)
     return calls
 
 
@@ -59,7 +59,7 @@ def serve(monkeypatch, content, size=None):
         asked.append(request)
         return Answer(content, size)
 
-    monkeypatch.setattr(downloads, "_open_url", urlopen)
+    monkeypatch.setattr(downloads, "open_url", urlopen)
     return asked
 
 
@@ -93,7 +93,7 @@ FLIPPED[200] ^= 0x55
 
 # --- a real server that misbehaves ---------------------------------------------------
 
-REAL_OPEN_URL = downloads._open_url
+REAL_OPEN_URL = downloads.open_url
 BIG = archive("".join(f"A{random.Random(i).random()}.\tB{i}.\n" for i in range(9000)))
 
 

@@ -137,7 +137,8 @@ def test_another_version_is_told(tmp_path, monkeypatch):
     source = replace(source, known=known)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert corpora._version_of(source, b"x", pairs[::-1]) == "of these pairs"
+        found, said = corpora.fetch(source)
+    assert found != sorted(pairs) and said.endswith("deu-eng.zip of these pairs")
 
 
 @pytest.mark.parametrize("place", ["address", "cache", "mirror"])
@@ -215,9 +216,10 @@ def test_prepared_test_set_and_the_other_order_of_languages(tmp_path, monkeypatc
     assert load_corpus("tatoeba-en-fr", "test").pairs == [("Stop!", "Arr")]
 
 
-def test_a_line_separator_inside_a_sentence_shifts_nothing():
-    content = "A\u2028b.\tC\x0bd.\nHi.\tHallo!\n"
-    pairs = corpora._read_pairs(content, "x")
+def test_a_line_separator_inside_a_sentence_shifts_nothing(monkeypatch):
+    serve(monkeypatch, archive("A\u2028b.\tC\x0bd.\nHi.\tHallo!\n"))
+    with pytest.warns(UserWarning, match="another version"):
+        pairs, _ = corpora.fetch(SOURCES["tatoeba-en-de"])
     assert pairs == [("A\u2028b.", "C\x0bd."), ("Hi.", "Hallo!")]
 
 
@@ -436,14 +438,14 @@ def test_a_line_without_end_costs_no_memory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "n", [text_files._MAX_LINE - 2, text_files._MAX_LINE - 1, text_files._MAX_LINE]
+    "n", [text_files.MAX_LINE - 2, text_files.MAX_LINE - 1, text_files.MAX_LINE]
 )
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
 def test_lines_as_long_as_the_limit(n, start, tmp_path):
     path = write(tmp_path / "x.en", start + b"x" * (n - len(start)) + b"\nb")
     long, last = list(text_files.text_lines(path))
     assert last == b"b"
-    assert long == (None if n == text_files._MAX_LINE else b"x" * (n - len(start)))
+    assert long == (None if n == text_files.MAX_LINE else b"x" * (n - len(start)))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -828,7 +828,7 @@ def test_a_chapter_runs_with_its_models_on_another_device(path, tmp_path, monkey
     for name in ("RUNS", "CACHE"):
         monkeypatch.setenv(f"TRANSFORMER_LIB_{name}", str(tmp_path / name))
     monkeypatch.setenv("TRANSFORMER_LIB_MIRROR", "")
-    monkeypatch.setattr("transformer_lib.corpora.downloads._open_url", no_network)
+    monkeypatch.setattr("transformer_lib.corpora.downloads.open_url", no_network)
     names = {"__name__": "__main__"}
     with second_device() as device, as_it_was():
         monkeypatch.setenv("TRANSFORMER_LIB_DEVICE", device)

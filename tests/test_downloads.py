@@ -56,7 +56,7 @@ def test_no_network_says_what_to_do(failure, tmp_path, monkeypatch):
     def urlopen(request, timeout=None):
         raise failure
 
-    monkeypatch.setattr(downloads, "_open_url", urlopen)
+    monkeypatch.setattr(downloads, "open_url", urlopen)
     with pytest.raises(CorpusUnavailable) as error:
         load_corpus("tatoeba-en-de")
     for part in ("deu-eng.zip", "TRANSFORMER_LIB_MIRROR", "manythings.org", "put the"):
@@ -72,7 +72,7 @@ def test_network_that_breaks_off_in_the_middle(tmp_path, monkeypatch):
             return super().read(10)
 
     monkeypatch.setattr(
-        downloads, "_open_url", lambda request, timeout: Broken(archive())
+        downloads, "open_url", lambda request, timeout: Broken(archive())
     )
     with pytest.raises(CorpusUnavailable, match="reset by peer"):
         load_corpus("tatoeba-en-de")
@@ -93,9 +93,9 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch):
             raise storage.NotWritten(part.path, OSError(28, "No space left on device"))
         whole(part, piece, mode)
 
-    whole = downloads._Part.write
+    whole = downloads.PartialFile.write
     serve(monkeypatch, archive())
-    monkeypatch.setattr(downloads._Part, "write", full)
+    monkeypatch.setattr(downloads.PartialFile, "write", full)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.warns(UserWarning, match="not kept: .*No space"):
         assert everything() == sorted(PAIRS)
@@ -104,7 +104,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_redirect_stays_encrypted():
     handler, secure = (
-        downloads._SafeRedirects(),
+        downloads.SafeRedirects(),
         downloads.urllib.request.Request("https://a/x"),
     )
     open_one = downloads.urllib.request.Request("http://a/x")
@@ -146,7 +146,7 @@ def test_a_member_that_is_no_file_is_said(kind):
 @pytest.mark.parametrize("form", ["zip", "gz", "xz"])
 def test_what_unpacks_without_an_end_is_stopped(form, monkeypatch):
     """An archive that was made to fill the memory: a thousand times its size."""
-    monkeypatch.setattr(downloads, "_MOST", 1 << 22)
+    monkeypatch.setattr(downloads, "MAX_UNPACKED", 1 << 22)
     zeros = bytes(1 << 26)
     packed = {"gz": gzip.compress, "xz": lzma.compress}.get(form, archive)(zeros)
     assert len(packed) < len(zeros) / 500
@@ -167,7 +167,7 @@ def server(monkeypatch):
     source = downloads.Source("deu-eng.zip", server.url, "CC-BY")
     monkeypatch.setitem(SOURCES, "tatoeba-en-de", source)
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(downloads, "_open_url", REAL_OPEN_URL)
+    monkeypatch.setattr(downloads, "open_url", REAL_OPEN_URL)
     yield server
     server.shutdown()
     server.server_close()
@@ -281,7 +281,7 @@ def test_a_part_of_somebody_else_is_left_alone(junk, server, tmp_path):
 
 def test_a_part_that_is_whole_is_not_asked_for_again(server, tmp_path):
     """As a process leaves it that died between the last byte and the renaming."""
-    part = downloads._Part.find(tmp_path / "cache" / PARTS[0], server.url)
+    part = downloads.PartialFile.find(tmp_path / "cache" / PARTS[0], server.url)
     part.path.parent.mkdir()
     part.start(server.url, '"v1"', len(BIG))
     part.add(BIG)

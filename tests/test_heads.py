@@ -14,7 +14,7 @@ from looked_inside import FEW, PAIRS
 from scipy.stats import spearmanr
 
 from transformer_lib.corpora import Corpus
-from transformer_lib.corpora.grammar import _ADJECTIVES, _NOUNS, _PRONOUNS
+from transformer_lib.corpora.grammar import ADJECTIVES, NOUNS, PRONOUNS
 from transformer_lib.decoding import greedy_decode
 from transformer_lib.evaluation import Score
 from transformer_lib.looking_inside import (
@@ -199,9 +199,9 @@ def test_the_record_says_what_the_chapter_says(trained):
 def test_relations_hold_between_the_right_words(trained, seed):
     text, found = _relation_sentence(random.Random(seed))
     words = [word.lower() for word in _words_of(trained[1], text)]
-    nouns = {noun for row in _NOUNS for noun in row[:2]}
-    subjects = nouns | {row[0].lower() for row in _PRONOUNS}
-    adjectives = {row[0] for row in _ADJECTIVES}
+    nouns = {noun for row in NOUNS for noun in row[:2]}
+    subjects = nouns | {row[0].lower() for row in PRONOUNS}
+    adjectives = {row[0] for row in ADJECTIVES}
     kinds = {"article": heads._ARTICLES, "noun": nouns, "adjective": adjectives}
     kinds |= {"subject": subjects, "verb": heads._MAIN_VERBS, "object": nouns}
     assert text.endswith((".", "?")) and len(words) == len(text.split()) + 1

@@ -35,11 +35,11 @@ from transformer_lib.batches import (
 from transformer_lib.batches import prepared as room
 from transformer_lib.batches.plan import flatten
 from transformer_lib.batches.prepared import (
-    _load_pairs,
-    _PairWriter,
-    _save_pairs,
+    PairWriter,
+    load_pairs,
     pieces_of,
     sample_pairs,
+    save_pairs,
 )
 from transformer_lib.corpora import grammar_split
 from transformer_lib.decoding import Hypothesis
@@ -61,10 +61,10 @@ def tokenizer():
 @pytest.mark.parametrize("mmap", [True, False])
 def test_saved_pairs_come_back(mmap, tmp_path):
     pairs = some_pairs()
-    _save_pairs(pairs, tmp_path / "deep" / "pairs")
-    again = _load_pairs(tmp_path / "deep" / "pairs", mmap=mmap)
+    save_pairs(pairs, tmp_path / "deep" / "pairs")
+    again = load_pairs(tmp_path / "deep" / "pairs", mmap=mmap)
     assert isinstance(again.src, np.memmap) == mmap
-    for name in room._ARRAYS:
+    for name in vars(pairs):
         a, b = getattr(pairs, name), getattr(again, name)
         assert a.dtype == b.dtype and np.array_equal(a, b)
     assert plan_batches(again, 300) == plan_batches(pairs, 300)
@@ -74,15 +74,15 @@ def test_saved_pairs_come_back(mmap, tmp_path):
 
 
 def test_saving_again_replaces(tmp_path):
-    _save_pairs(some_pairs(10), tmp_path / "pairs")
-    _save_pairs(some_pairs(20), tmp_path / "pairs")
-    assert len(_load_pairs(tmp_path / "pairs")) == 20
+    save_pairs(some_pairs(10), tmp_path / "pairs")
+    save_pairs(some_pairs(20), tmp_path / "pairs")
+    assert len(load_pairs(tmp_path / "pairs")) == 20
     assert [p.name for p in tmp_path.iterdir()] == ["pairs"]
 
 
 @pytest.mark.parametrize("fails", ["save", "replace"])
 def test_a_failed_save_leaves_what_was_there(fails, tmp_path, monkeypatch):
-    _save_pairs(some_pairs(10), tmp_path / "pairs")
+    save_pairs(some_pairs(10), tmp_path / "pairs")
     replace, done = storage.os.replace, []
 
     def full(*arguments):
@@ -99,8 +99,8 @@ def test_a_failed_save_leaves_what_was_there(fails, tmp_path, monkeypatch):
     else:
         monkeypatch.setattr(storage.os, "replace", second_fails)
     with pytest.raises(OSError, match="No space"):
-        _save_pairs(some_pairs(20), tmp_path / "pairs")
-    assert len(_load_pairs(tmp_path / "pairs")) == 10
+        save_pairs(some_pairs(20), tmp_path / "pairs")
+    assert len(load_pairs(tmp_path / "pairs")) == 10
     assert [p.name for p in tmp_path.iterdir()] == ["pairs"]
 
 
@@ -117,10 +117,10 @@ def test_a_failed_save_leaves_what_was_there(fails, tmp_path, monkeypatch):
     ids=["missing", "cut short", "meta", "empty", "other", "no offsets"],
 )
 def test_a_damaged_folder_is_named(harm, tmp_path):
-    _save_pairs(some_pairs(), tmp_path / "pairs")
+    save_pairs(some_pairs(), tmp_path / "pairs")
     harm(tmp_path / "pairs")
     with pytest.raises(ValueError, match="pairs.*write it anew"):
-        _load_pairs(tmp_path / "pairs")
+        load_pairs(tmp_path / "pairs")
 
 
 def test_a_link_where_a_part_belongs_is_refused(tmp_path):
@@ -185,13 +185,13 @@ def test_a_folder_that_another_process_fills_meanwhile(tmp_path, monkeypatch):
 @pytest.mark.parametrize("bit", [70, 172, 178])
 def test_a_header_with_one_bit_turned_round_is_named(bit, tmp_path):
     """NumPy runs a header through Python's parser, whose errors are of other kinds."""
-    _save_pairs(some_pairs(), tmp_path / "pairs")
+    save_pairs(some_pairs(), tmp_path / "pairs")
     path = tmp_path / "pairs" / "src_offsets.npy"
     content = bytearray(path.read_bytes())
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
     with pytest.raises(ValueError, match="pairs.*write it anew"):
-        _load_pairs(tmp_path / "pairs")
+        load_pairs(tmp_path / "pairs")
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 0.5])
@@ -202,7 +202,7 @@ def test_a_seed_that_is_none_is_refused(seed, tmp_path):
 
 
 def test_offsets_beyond_32_bits_while_writing(tmp_path):
-    writer, many = _PairWriter(tmp_path / "pairs", V), 2**32 - 3
+    writer, many = PairWriter(tmp_path / "pairs", V), 2**32 - 3
     writer.add([[4, 5]], [[6]])
     writer.sizes["src"] += many  # as if so many had been written
     writer.add([[7, 8, 9], [10]], [[4], [5]])
@@ -285,7 +285,7 @@ def test_prepare_writes_what_tokenize_pairs_gives(text, prepared):
     corpora = [room.load_corpus(text, split) for split in ("train", "valid")]
     for pairs, corpus in zip((done.train, done.valid), corpora, strict=True):
         wanted = tokenize_pairs(corpus.pairs, done.tokenizer)
-        for name in room._ARRAYS:
+        for name in vars(pairs):
             a, b = getattr(pairs, name), getattr(wanted, name)
             assert isinstance(a, np.memmap) and a.dtype == b.dtype
             assert np.array_equal(a, b)
@@ -374,7 +374,7 @@ def test_what_is_left_out_is_counted_and_numbered(tokenizer, tmp_path):
 
 def test_prepare_again_finds_it_done(text, prepared, monkeypatch):
     before = snapshot(prepared)
-    monkeypatch.setattr(room, "_write_prepared", None)
+    monkeypatch.setattr(room, "PairWriter", None)
     prepare(text, prepared, vocab_size=300, threads=1)
     assert snapshot(prepared) == before
 
@@ -473,26 +473,26 @@ def test_a_link_to_a_folder_stays_a_link(text, tmp_path):
 
 def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr(room, "_write_prepared", None)
+    monkeypatch.setattr(room, "PairWriter", None)
     with pytest.raises(OSError, match="data could not be written .Not a directory"):
         prepare("grammar-en-de", tmp_path / "file" / "data", vocab_size=300)
 
 
 def test_a_part_of_a_dead_process_is_swept_and_the_old_folder_brought_back(tmp_path):
     """It died between two renamings; then one between writing and renaming."""
-    _save_pairs(some_pairs(10), tmp_path / "pairs")
+    save_pairs(some_pairs(10), tmp_path / "pairs")
     (tmp_path / ".pairs.part" / "new").mkdir(parents=True)
     (tmp_path / ".pairs.part" / "new" / "half").write_text("x")
     (tmp_path / ".pairs.part" / storage._OWN_MARK).touch()
     os.rename(tmp_path / "pairs", tmp_path / ".pairs.part" / "old")
     with pytest.raises(KeyError), storage.whole_folder(tmp_path / "pairs"):
         raise KeyError
-    assert len(_load_pairs(tmp_path / "pairs")) == 10
+    assert len(load_pairs(tmp_path / "pairs")) == 10
     assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
 
 
 def test_ctrl_c_between_two_renamings_leaves_the_old_folder(tmp_path, monkeypatch):
-    _save_pairs(some_pairs(10), tmp_path / "pairs")
+    save_pairs(some_pairs(10), tmp_path / "pairs")
     replace = os.replace
 
     def interrupted(path, target):
@@ -502,13 +502,13 @@ def test_ctrl_c_between_two_renamings_leaves_the_old_folder(tmp_path, monkeypatc
 
     monkeypatch.setattr(storage.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _save_pairs(some_pairs(7), tmp_path / "pairs")
+        save_pairs(some_pairs(7), tmp_path / "pairs")
     assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
-    assert len(_load_pairs(tmp_path / "pairs")) == 10
+    assert len(load_pairs(tmp_path / "pairs")) == 10
 
 
 OPENED = {  # all that read a folder which another process may be replacing
-    "pairs": _load_pairs,
+    "pairs": load_pairs,
     "prepared": Prepared.load,
     "model": load_pretrained,
     "translator": Translator.from_pretrained,
@@ -552,8 +552,8 @@ def test_who_reads_finds_the_old_folder_after_a_kill_between_two_renamings(
         OPENED[kind](folder)
     assert (folder / "recipe.json").is_file()
     assert not (tmp_path / ".mine.part" / "old").exists()
-    _save_pairs(some_pairs(7), folder)  # and it can be replaced once more
-    assert len(_load_pairs(folder)) == 7
+    save_pairs(some_pairs(7), folder)  # and it can be replaced once more
+    assert len(load_pairs(folder)) == 7
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -561,14 +561,14 @@ def test_who_reads_finds_the_old_folder_after_a_kill_between_two_renamings(
 def test_what_was_killed_is_whole_again(tmp_path):
     """By a link, too; and an old folder without a part is somebody else's."""
     pairs, link = tmp_path / "pairs", tmp_path / "link"
-    _save_pairs(some_pairs(10), pairs)
+    save_pairs(some_pairs(10), pairs)
     link.symlink_to("pairs")
     replaced_and_killed(pairs)
-    assert len(_load_pairs(link)) == 10 and pairs.is_dir()
+    assert len(load_pairs(link)) == 10 and pairs.is_dir()
     os.rename(pairs, tmp_path / ".pairs.old")
     shutil.rmtree(tmp_path / ".pairs.part")
     with pytest.raises(ValueError, match="not a complete folder"):
-        _load_pairs(pairs)
+        load_pairs(pairs)
     assert not pairs.exists() and (tmp_path / ".pairs.old").is_dir()
 
 
@@ -860,9 +860,9 @@ def test_a_disk_that_fills_up_is_said_and_leaves_nothing(
             fsync(0)
         write(self, name, array)
 
-    write = _PairWriter.append
+    write = PairWriter.append
     monkeypatch.setattr(storage.os, "fsync", fsync)
-    monkeypatch.setattr(_PairWriter, "append", append)
+    monkeypatch.setattr(PairWriter, "append", append)
     if after < 99:
         with pytest.raises(OSError, match="data could not be .*No space.*Free"):
             prepare(text, tmp_path / "data", vocab_size=300)

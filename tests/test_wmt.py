@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib import wmt
 from transformer_lib.corpora import CleaningReport, CorpusUnavailable, grammar_split
-from transformer_lib.corpora.downloads import _download, _Part
+from transformer_lib.corpora.downloads import PartialFile, download
 from transformer_lib.decoding import beam_search
 from transformer_lib.exercises.wmt import (
     check_attention_flops,
@@ -185,7 +185,7 @@ def test_a_later_call_goes_on(server, tmp_path, real):
     server.at_most = 10_000
     (tmp_path / "there").mkdir()
     with pytest.raises(CorpusUnavailable, match="broke off after 10,000 of"):
-        _download(archive.source, tmp_path / "there", attempts=1)
+        download(archive.source, tmp_path / "there", attempts=1)
     left = sorted(p.name for p in (tmp_path / "there").iterdir())
     assert left == [f"{archive.source.filename}.part{end}" for end in ("", ".json")]
     server.at_most = 10**9
@@ -223,7 +223,7 @@ def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
 
 def test_parts_of_two_editions_are_fetched_once_more(server, tmp_path, real):
     archive = served(server, wmt.miniature(real, tmp_path / "in")["commoncrawl"])
-    part = _Part.find(tmp_path / f"{archive.source.filename}.part", "x")
+    part = PartialFile.find(tmp_path / f"{archive.source.filename}.part", "x")
     part.start(archive.source.url, '"one"', archive.size)
     part.add(b"another edition")
     path = wmt._fetch_archive(archive, tmp_path)

@@ -141,7 +141,8 @@ def doors(modules: dict[str, str]) -> dict[str, str]:
         rooms = sorted(n for n in modules if re.fullmatch(rf"{name}/[a-z]\w*\.py", n))
         if name in BACK_ROOMS:
             continue
-        page = re.search(r"notebooks/([\w/]+)\.ipynb", modules[rooms[0]])[1]
+        place = r"notebooks/(?:under_the_hood/)?(\w+)\.ipynb"  # the chapter's page
+        page = re.search(place, modules[rooms[0]])[1]
         stems = [Path(room).stem for room in rooms]
         found[f"{name}/__init__.py"] = DOOR.format(
             chapter=Path(page).stem[:2], rooms=", ".join(stems), pages=PAGES, page=page

@@ -13,11 +13,16 @@ from .plan import plan_by_length as plan_by_length
 from .plan import batches as batches
 from .plan import Packed as Packed
 from .plan import pack as pack
+from .plan import fill_rows as fill_rows
 from .plan import plan_packed as plan_packed
 from .plan import join_pairs as join_pairs
+from .plan import shared_names as shared_names
 from .plan import rename_pairs as rename_pairs
 from .prepared import Prepared as Prepared
 from .prepared import prepare as prepare
+from .prepared import save_pairs as save_pairs
+from .prepared import load_pairs as load_pairs
 from .prepared import fits_within as fits_within
 from .prepared import pieces_of as pieces_of
+from .prepared import PairWriter as PairWriter
 from .prepared import sample_pairs as sample_pairs

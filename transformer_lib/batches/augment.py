@@ -22,7 +22,7 @@ from transformer_lib.batches.plan import (
     _WORD,
     TokenPairs,
     _followed_by,
-    _same_names,
+    shared_names,
     tokenize_pairs,
 )
 from ..tokenizer import Tokenizer
@@ -63,7 +63,7 @@ class PairText:
         """Names that stand on both sides, once each."""
         return [
             name
-            for name in _same_names(pair, self.common)
+            for name in shared_names(pair, self.common)
             if name.isalpha()
             and all(side.count(name) == 1 for side in pair)
             and name + "s" not in pair[1]

@@ -6,7 +6,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/10_b
 
 # %% auto #0
 __all__ = ['TokenPairs', 'flatten', 'tokenize_pairs', 'Batch', 'pad', 'make_batch', 'plan_batches', 'plan_by_length', 'batches',
-           'Packed', 'pack', 'plan_packed', 'join_pairs', 'rename_pairs']
+           'Packed', 'pack', 'fill_rows', 'plan_packed', 'join_pairs', 'shared_names', 'rename_pairs']
 
 # %% ../../notebooks/10_batches.ipynb #420edf86
 import random
@@ -366,7 +366,7 @@ def pack(pairs: TokenPairs, indices: Sequence[int], width: int) -> Packed:
     sizes = [(len(source) + 1, len(target) + 1) for source, target in taken]
     width = max(width, *map(max, sizes), 0)
     columns = {name: [] for name in Packed.__dataclass_fields__}
-    for row in _fill_rows(sizes, width):
+    for row in fill_rows(sizes, width):
         line = {name: [] for name in columns}
         for part, i in enumerate(row, start=1):
             source, target = taken[i]
@@ -381,7 +381,7 @@ def pack(pairs: TokenPairs, indices: Sequence[int], width: int) -> Packed:
     return Packed(**{name: pad(ids) for name, ids in columns.items()})
 
 
-def _fill_rows(sizes: Sequence[tuple[int, int]], width: int) -> list[list[int]]:
+def fill_rows(sizes: Sequence[tuple[int, int]], width: int) -> list[list[int]]:
     """Put pairs into rows, each into the first that has room on both sides.
 
     Args:
@@ -502,7 +502,7 @@ def join_pairs(
 _WORD = re.compile(r"[^\W_]+")
 
 
-def _same_names(
+def shared_names(
     pair: tuple[str, str], common: set[str] | frozenset[str] = frozenset()
 ) -> list[str]:
     """Names and numbers that stand equally often on both sides of a pair.
@@ -592,7 +592,7 @@ def rename_pairs(
         for i in range(len(pairs))
     ]
     common = {w for source, _ in text for w in _WORD.findall(source) if w.islower()}
-    found = [(pair, names) for pair in text if (names := _same_names(pair, common))]
+    found = [(pair, names) for pair in text if (names := shared_names(pair, common))]
     if not found:
         return pairs
     words = {name for _, names in found for name in names if name.isalpha()}
