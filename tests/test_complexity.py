@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib.attention import scaled_dot_product_attention
 from transformer_lib.exercises import complexity as exercises
-from transformer_lib.speed import _LiveMemory, peak_bytes
+from transformer_lib.speed import LiveMemory, peak_bytes
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 CHAPTER = Path(__file__).resolve().parents[1] / "notebooks/23_complexity.ipynb"
@@ -74,7 +74,7 @@ def test_memory_of_a_known_program(page):
 
     x = torch.randn(10, 10)
     assert page["peak_of"](program, x) == 3 * 400
-    with _LiveMemory() as memory:
+    with LiveMemory() as memory:
         kept = x + 1
     assert (memory.now, memory.peak) == (400, 400)
     del kept

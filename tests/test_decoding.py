@@ -31,9 +31,9 @@ from transformer_lib.decoding import (
     search,
 )
 from transformer_lib.decoding.strategies import (
-    _best_tokens,
-    _group_by_length,
-    _NoRepeat,
+    NoRepeat,
+    best_tokens,
+    group_by_length,
 )
 from transformer_lib.exercises.decoding import (
     check_best_index,
@@ -180,11 +180,11 @@ def test_best_tokens_breaks_ties_by_id():
     torch.manual_seed(0)
     for _ in range(50):
         logits = torch.randint(4, (3, 2, 11)).float()  # many ties
-        values, ids = _best_tokens(logits, 5)
+        values, ids = best_tokens(logits, 5)
         wanted = logits.sort(dim=-1, descending=True, stable=True)
         assert torch.equal(values, wanted[0][..., :5])
         assert torch.equal(ids, wanted[1][..., :5])
-    assert _best_tokens(torch.zeros(1, 3), 9)[1].tolist() == [[0, 1, 2]]
+    assert best_tokens(torch.zeros(1, 3), 9)[1].tolist() == [[0, 1, 2]]
 
 
 # --- the cache ------------------------------------------------------------------------
@@ -497,7 +497,7 @@ def test_stopping_early_misses_nothing(few, alpha, beam_size, n_best, limit):
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 30)), st.integers(1, 90), st.integers(1, 7))
 def test_groups_hold_each_once_and_keep_the_budget(lengths, tokens, sentences):
-    groups = _group_by_length(lengths, tokens, sentences)
+    groups = group_by_length(lengths, tokens, sentences)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     for group in groups:
         width = max(lengths[i] for i in group)
@@ -562,7 +562,7 @@ def test_forbidden_tokens_are_hugging_faces(size):
         def step(self, tokens, parents):
             return logits.view(2, 3, 9)
 
-    steps, parents = _NoRepeat(Fixed(), size), torch.arange(3).expand(2, -1)
+    steps, parents = NoRepeat(Fixed(), size), torch.arange(3).expand(2, -1)
     for t in range(14):
         ours = steps.step(said[:, t].view(2, 3), parents)
         wanted = theirs(said[:, : t + 1], logits.log_softmax(-1)).isinf()

@@ -129,9 +129,9 @@ def sampled(model):
 
 
 def climb_steps(model, form):
-    steps = speed._Steps(attention="fused", loss=form, optimizer="foreach")
+    steps = speed.Steps(attention="fused", loss=form, optimizer="foreach")
     model.train()
-    update = speed._trainer(model, steps)
+    update = speed.trainer(model, steps)
     return [update(Batch(ids(), ids(seed=1), ids(seed=2))).item() for _ in range(2)]
 
 
@@ -227,7 +227,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     "mean_loss": (
         model_of,
         lambda m: [
-            speed._mean_loss(m, batch, form).item()
+            speed.mean_loss(m, batch, form).item()
             for form in ("all", "real", "chunked")
             for batch in (Batch(ids(), ids(seed=1), ids(seed=2)), packed())
         ],
@@ -277,7 +277,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     "use_attention": (model_of, lambda m: cpu(explicitly(m))),
     "altered watching": (model_of, lambda m: cpu(shuffled(m))),
     "LatentAttention": (latent, lambda m: cpu(m(*[m.w_down.weight[None]] * 3)[0])),
-    "quantized": (model_of, lambda m: cpu(speed._quantized(m))),
+    "quantized": (model_of, lambda m: cpu(speed.quantized(m))),
     "Labeller": (lambda: labeller(), lambda m: cpu(m(ids(2, 7)))),
     "LabelTask.loss": (
         lambda: labeller(),

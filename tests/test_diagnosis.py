@@ -1,6 +1,7 @@
 """Chapter 16: runs spoiled on purpose are found, and healthy ones are not accused."""
 
 import copy
+import inspect
 import json
 import math
 import re
@@ -453,7 +454,7 @@ def test_a_model_that_still_drops_units_is_found(run, healthy):
     dropping = spoil(run, lambda model: model.train(), dropout=0.1)
     findings = diagnose(dropping, healthy / "data")
     assert wrong(findings) == [str(named(findings, BATCH))]
-    assert named(findings, BATCH).advice == diagnosis._REMEDIES["dropout"][0]
+    assert named(findings, BATCH).advice == diagnosis.REMEDIES["dropout"][0]
 
 
 def test_a_damaged_text_is_refused(run, healthy, tmp_path):
@@ -518,7 +519,7 @@ def test_frequencies_are_what_the_best_constant_prediction_costs():
     for token in (7, 7, 8, 3, 7, 3, 9, 8, 3):
         counts[token] += 1
     wanted = torch.distributions.Categorical(counts / counts.sum()).entropy().item()
-    assert diagnosis._frequency_entropy(pairs) == pytest.approx(wanted, rel=1e-6)
+    assert diagnosis.frequency_entropy(pairs) == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -573,12 +574,21 @@ def test_a_target_that_is_not_shifted(run, sample):
     assert found.right is False and "no shift" in found.advice
 
 
-def test_copies_and_known_pairs_are_counted():
-    rows = [([5, 6, 7], [6, 7]), ([5, 6, 7], [7, 6]), ([9], [9])]
-    assert [diagnosis._contains(*row) for row in rows] == [True, False, False]
-    train_pairs = pairs_of(([5, 6, 7], [7, 6]), ([1], [2]))
-    assert diagnosis._known(rows, train_pairs) == pytest.approx(1 / 3)
-    assert diagnosis._known(rows, None) == 0
+@pytest.mark.parametrize(
+    ("pair", "copied", "known"),
+    [
+        (([5, 6, 7], [6, 7]), "100%", "0%"),
+        (([5, 6, 7], [7, 6]), "0%", "100%"),
+        (([9], [9]), "0%", "0%"),  # one token does not count
+    ],
+)
+def test_copies_and_known_pairs_are_counted(run, pair, copied, known):
+    batch = make_batch(pairs_of(pair), [0])
+    train_pairs = pairs_of(([5, 6, 7], [7, 6]), ([8], [4]))
+    found = leaked_target(run.model, batch, train_pairs).found
+    assert f"; {copied} of the sources hold their target" in found
+    assert f"; {known} of the pairs are training pairs" in found
+    assert "; 0% of the pairs are training" in leaked_target(run.model, batch).found
 
 
 def test_an_empty_target_names_its_batch(run, sample):
@@ -660,17 +670,22 @@ def test_an_encoder_whose_places_are_alike_is_found(run, sample):
     assert "cosine of 1.00" in found.found
 
 
-def test_moved_lines_are_seen_in_their_lengths():
+def test_moved_lines_are_seen_in_their_lengths(run, sample):
+    def way(pairs):
+        found = ignored_source(run.model, sample, pairs).found
+        return re.findall(r"targets moved (up|down) \((\d)\)", found)
+
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 30, 400)
     rows = [([5] * n, [6] * max(1, n + rng.integers(-2, 3))) for n in lengths]
     sources, targets = zip(*rows, strict=True)
-    assert diagnosis._moved_lines(pairs_of(*rows)) == 0
+    assert way(pairs_of(*rows)) == []
     for k in (-3, -1, 2):
         moved = [targets[(i - k) % len(targets)] for i in range(len(targets))]
-        assert diagnosis._moved_lines(pairs_of(*zip(sources, moved, strict=True))) == k
+        wanted = ("up" if k > 0 else "down", str(abs(k)))
+        assert way(pairs_of(*zip(sources, moved, strict=True))) == [wanted]
     unrelated = [([5] * n, [6] * m) for n, m in rng.integers(1, 30, (400, 2))]
-    assert diagnosis._moved_lines(pairs_of(*unrelated)) == 0
+    assert way(pairs_of(*unrelated)) == []
 
 
 OUTPUTS = [list(f"a{c}bcd{c}e") for c in "klmnopq"]
@@ -701,7 +716,8 @@ def test_languages_may_repeat_themselves():
         ("so it is so it is so it", False),
         ("so it is so it is so it is", True),
     ):
-        assert diagnosis._loops(row.split()) is loops, row
+        found = odd_outputs([row.split()], [["good"]]).found
+        assert f" {100 * loops}% of them repeat themselves" in found, row
     chants = [f"ja ja ja ja {word}".split() for word in "abcdefg"]
     assert odd_outputs(chants, chants).right
 
@@ -797,7 +813,7 @@ def test_diagnose_refuses_in_a_sentence(wrong, said):
 
 def test_each_remedy_leads_to_a_page_and_is_used():
     source = Path(diagnosis.__file__).read_text("utf-8")
-    for cause, (advice, page) in diagnosis._REMEDIES.items():
+    for cause, (advice, page) in diagnosis.REMEDIES.items():
         assert (ROOT / "notebooks" / f"{page}.ipynb").is_file(), page
         assert source.count(f'"{cause}"') > 1, f"{cause} is never told"
         assert advice.endswith((".", "?"))
@@ -818,7 +834,14 @@ def test_symptoms_lead_to_sections_and_to_tests():
     glossary = (ROOT / "book" / "glossary.md").read_text("utf-8")
     assert {*re.findall(r"16_diagnosis\.ipynb#(\S+?)\)", glossary)} <= there
     named = {test for row in table for test in re.findall(r"`(\w+)`", row)}
-    assert {*diagnosis.__all__} - {"Finding", "diagnose"} <= named
+    public = {name: getattr(diagnosis, name) for name in diagnosis.__all__}
+    tests = {
+        name
+        for name, thing in public.items()
+        if inspect.isfunction(thing)
+        and inspect.signature(thing).return_annotation is Finding
+    }
+    assert len(tests) == 10 and tests <= named
 
 
 def test_pictures_of_curves_and_findings():

@@ -19,19 +19,19 @@ from sacrebleu.significance import PairedTest
 from transformer_lib.batches import make_batch, tokenize_pairs
 from transformer_lib.corpora import grammar_split, load_corpus
 from transformer_lib.evaluation import (
-    _bleu_counts,
-    _bleu_from_counts,
-    _chrf_counts,
-    _chrf_from_counts,
-    _split_at_hyphens,
     bleu,
+    bleu_counts,
+    bleu_from_counts,
     bootstrap_interval,
     chrf,
+    chrf_counts,
+    chrf_from_counts,
     evaluate,
     paired_bootstrap,
     perplexity,
     sacre_bleu,
     sentence_bleu,
+    split_at_hyphens,
     tokenized_bleu,
     tokens_of,
 )
@@ -42,7 +42,7 @@ from transformer_lib.exercises.evaluation import (
     check_f_score,
     check_resampled,
 )
-from transformer_lib.figures.evaluation import _counted_ngrams, ngram_figure
+from transformer_lib.figures.evaluation import counted_ngrams, ngram_figure
 from transformer_lib.runs import read_evidence, recorded_outputs
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -112,14 +112,14 @@ odd_texts = st.lists(st.tuples(texts, texts), min_size=1, max_size=5)
 @settings(max_examples=200)
 @given(odd_corpora, st.sampled_from(["none", "exp"]), st.booleans())
 def test_counts_and_smoothing_are_sacrebleus(corpus, smooth, effective):
-    counts = [_bleu_counts(*pair) for pair in corpus]
+    counts = [bleu_counts(*pair) for pair in corpus]
     metric = sacrebleu.BLEU(
         tokenize="none", smooth_method=smooth, effective_order=effective
     )
     sides = zip(*corpus, strict=True)
     hypotheses, references = ([" ".join(tokens) for tokens in side] for side in sides)
     want = metric.corpus_score(hypotheses, [references]).score
-    got = _bleu_from_counts(np.sum(counts, axis=0), smooth, effective)
+    got = bleu_from_counts(np.sum(counts, axis=0), smooth, effective)
     assert got == pytest.approx(want, abs=1e-9)
 
 
@@ -136,9 +136,9 @@ def test_text_scores_are_sacrebleus(corpus):
     ):
         want = sacrebleu.sentence_bleu(hypothesis, [reference]).score
         assert got == pytest.approx(want, abs=1e-9)
-    counts = [_chrf_counts(*pair) for pair in corpus]
+    counts = [chrf_counts(*pair) for pair in corpus]
     want = sacrebleu.corpus_chrf(hypotheses, [references]).score
-    got = _chrf_from_counts(np.sum(counts, axis=0))
+    got = chrf_from_counts(np.sum(counts, axis=0))
     assert got == pytest.approx(want, abs=1e-9)
 
 
@@ -172,9 +172,9 @@ def test_a_real_list_to_the_ninth_digit():
     assert 5 < want < 95
     assert abs(bleu(*tokens, smooth="exp") - want) < 1e-9
     pairs = zip(hypotheses, references, strict=True)
-    counts = sum(np.array(_chrf_counts(*pair)) for pair in pairs)
+    counts = sum(np.array(chrf_counts(*pair)) for pair in pairs)
     want = sacrebleu.corpus_chrf(hypotheses, [references]).score
-    assert abs(_chrf_from_counts(counts) - want) < 1e-9
+    assert abs(chrf_from_counts(counts) - want) < 1e-9
 
 
 def test_chrf_has_signatures():
@@ -191,11 +191,11 @@ def test_chrf_has_signatures():
 
 
 def test_hyphens_are_split_as_by_the_script():
-    assert _split_at_hyphens("S-Bahn - a -b c-") == ("S ##AT##-##AT## Bahn - a -b c-")
+    assert split_at_hyphens("S-Bahn - a -b c-") == ("S ##AT##-##AT## Bahn - a -b c-")
     # matches do not overlap: the letter alone stays
-    assert _split_at_hyphens("A-B-C") == "A ##AT##-##AT## B-C"
+    assert split_at_hyphens("A-B-C") == "A ##AT##-##AT## B-C"
     # the script reads bytes: one letter of two bytes is enough for two matches
-    assert _split_at_hyphens("A-é-C") == "A ##AT##-##AT## é ##AT##-##AT## C"
+    assert split_at_hyphens("A-é-C") == "A ##AT##-##AT## é ##AT##-##AT## C"
 
 
 @pytest.mark.skipif(not shutil.which("perl"), reason="needs perl")
@@ -208,7 +208,7 @@ def test_hyphens_against_perl(lines):
     done = subprocess.run(
         ["perl", "-ple", program], input=asked.encode(), capture_output=True, check=True
     )
-    ours = [_split_at_hyphens(line) for line in lines]
+    ours = [split_at_hyphens(line) for line in lines]
     assert done.stdout.decode().split("\n")[:-1] == ours
 
 
@@ -221,7 +221,7 @@ def test_tokenized_bleu_is_sacrebleu_on_moses_tokens():
         [moses.tokenize(t, return_str=True) for t in s]
         for s in (hypotheses, references)
     ]
-    split = [[_split_at_hyphens(t) for t in side] for side in plain]
+    split = [[split_at_hyphens(t) for t in side] for side in plain]
     metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     for cut, asked in ((plain, False), (split, True)):
         want = metric.corpus_score(cut[0], [cut[1]]).score
@@ -242,7 +242,7 @@ def test_tokenized_bleu_is_sacrebleu_on_moses_tokens():
 def test_counted_ngrams_are_sacrebleu_s(hypothesis, reference, n):
     from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
-    got = _counted_ngrams(hypothesis, reference, n)
+    got = counted_ngrams(hypothesis, reference, n)
     text = " ".join(hypothesis), " ".join(reference)
     said_grams, meant = (extract_all_word_ngrams(t, n, n)[0] for t in text)
     assert sum(counts for _, counts, _, _ in got) == (said_grams & meant).total()
@@ -580,7 +580,7 @@ def test_what_chapter_15_says_of_the_two_that_were_picked():
     assert right == "Wir hatten einen guten Grund, das zu tun." and score < 6
     nearly, score = said["When was the last time you visited the dentist?"]
     assert nearly == "Wann hast du das letzte Mal zum Zahnarzt besucht?" and score < 6
-    letters = [_chrf_from_counts(_chrf_counts(row[2], row[1])) for row in rows]
+    letters = [chrf_from_counts(chrf_counts(row[2], row[1])) for row in rows]
     some = [i for i, row in enumerate(rows) if 6 <= len(row[0].split()) <= 16]
     worst = sorted(some, key=letters.__getitem__)[:3]
     wrong = [rows[i][2] for i in worst]

@@ -17,7 +17,7 @@ from transformer_lib.decoding import (
     speculative,
     speculative_decode,
 )
-from transformer_lib.decoding.speculative import _Chain, _speculate
+from transformer_lib.decoding.speculative import ChainSteps, speculate
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -75,7 +75,7 @@ rows = st.lists(st.integers(4, V - 1), min_size=0, max_size=6)
 def test_reading_ahead_and_going_back_equals_reading_all(model, moves):
     """After any moves, logits are those of the whole decoder over what is left."""
     src_ids, read = torch.tensor([[5, 9, EOS]]), [BOS]
-    chain = _Chain(model, src_ids)
+    chain = ChainSteps(model, src_ids)
     chain.read(read)
     for turn, (count, lost) in enumerate(moves):
         new = [4 + (turn + i) % (V - 4) for i in range(count)]
@@ -95,7 +95,7 @@ def test_reading_ahead_and_going_back_equals_reading_all(model, moves):
 def test_room_is_made_for_long_texts(model):
     """The cache grows in the midst of a pass, and keeps what was read."""
     chain, steps = (
-        kind(model, torch.tensor([[5, EOS]])) for kind in (_Chain, FullSteps)
+        kind(model, torch.tensor([[5, EOS]])) for kind in (ChainSteps, FullSteps)
     )
     ids = [BOS] + [4 + i % (V - 4) for i in range(140)]
     parts = [chain.read(ids[i : i + 47]) for i in range(0, 141, 47)]
@@ -252,9 +252,9 @@ def largest_gap(guesses, settings, seed=3):
     large, small = made(seed, 6, 8, 1), made(seed + 1, 6, 8, 1)
 
     def write(draw):
-        steps = _Chain(large, SOURCE), _Chain(small, SOURCE)
+        steps = ChainSteps(large, SOURCE), ChainSteps(small, SOURCE)
         weigh = lambda logits: weights_of(logits, settings)  # noqa: E731
-        return _speculate(*steps, LIMIT, guesses, weigh, draw)[0]
+        return speculate(*steps, LIMIT, guesses, weigh, draw)[0]
 
     chances = every_way(write)
     assert math.isclose(sum(chances.values()), 1, abs_tol=1e-6)
@@ -283,9 +283,9 @@ def test_drawn_texts_have_the_models_distribution(guesses, settings):
 @pytest.mark.parametrize(
     "name, wrong",
     [
-        ("_surplus", lambda p, q: p),
-        ("_verdict", lambda p, q, token: torch.stack([1 - p[token], p[token]])),
-        ("_verdict", lambda p, q, token: torch.tensor([0.0, 1.0])),
+        ("surplus", lambda p, q: p),
+        ("verdict", lambda p, q, token: torch.stack([1 - p[token], p[token]])),
+        ("verdict", lambda p, q, token: torch.tensor([0.0, 1.0])),
     ],
     ids=["own token from all of p", "kept with p alone", "always kept"],
 )

@@ -25,25 +25,25 @@ from transformer_lib.exercises.speed import (
 from transformer_lib.machine import fast_kinds
 from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.speed import (
-    _LADDER,
-    _adam,
-    _attention_as,
-    _feed,
-    _first_losses,
-    _ladder,
-    _laps,
-    _LiveMemory,
-    _mean_loss,
-    _quantized,
-    _ratio_interval,
-    _Steps,
-    _trainer,
-    _training_flops,
+    LADDER,
+    LiveMemory,
+    Steps,
+    adam,
+    attention_as,
     climb,
+    feed,
+    first_losses,
+    ladder,
     ladder_on,
+    laps,
     matmul_ceiling,
+    mean_loss,
     quantize_rows,
+    quantized,
     race,
+    ratio_interval,
+    trainer,
+    training_flops,
 )
 from transformer_lib.tokenizer import EOS, PAD
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -76,7 +76,7 @@ def model():
 def test_an_epoch_feeds_each_pair_once(how):
     pairs = token_pairs(60)
     seen = [[]]
-    for batch in _feed(pairs, how, max_tokens=60, width=20):
+    for batch in feed(pairs, how, max_tokens=60, width=20):
         for token in batch.tgt_out[batch.tgt_out != PAD].tolist():
             if token == EOS:
                 seen.append([])
@@ -91,8 +91,8 @@ def test_an_epoch_feeds_each_pair_once(how):
 def test_losses_agree_step_by_step():
     """Plain path against every switch; only 16 bits round."""
     pairs = token_pairs(40)
-    batches = list(_feed(pairs, "length", 60))[:4]
-    plain = _first_losses(CONFIG, _Steps(), batches)
+    batches = list(feed(pairs, "length", 60))[:4]
+    plain = first_losses(CONFIG, Steps(), batches)
     for change in (
         {"attention": "fused"},
         {"loss": "real"},
@@ -100,10 +100,10 @@ def test_losses_agree_step_by_step():
         {"optimizer": "foreach"},
         {"optimizer": "fused"},
     ):
-        losses = _first_losses(CONFIG, _Steps(**change), batches)
+        losses = first_losses(CONFIG, Steps(**change), batches)
         assert losses == pytest.approx(plain, abs=1e-5), change
     for precision in ("bfloat16", "float16"):
-        low = _first_losses(CONFIG, _Steps(precision=precision), batches)
+        low = first_losses(CONFIG, Steps(precision=precision), batches)
         assert low == pytest.approx(plain, abs=0.03) and low != plain
 
 
@@ -113,7 +113,7 @@ def test_adam_takes_the_same_steps():
     for form in ("loop", "foreach", "fused"):
         torch.manual_seed(0)
         model = torch.nn.Linear(5, 3)
-        optimizer = _adam(model, form)
+        optimizer = adam(model, form)
         optimizer.param_groups[0]["lr"] = 0.1
         for _ in range(5):
             optimizer.zero_grad()
@@ -128,19 +128,19 @@ def test_adam_takes_the_same_steps():
 def test_attention_is_put_back(model):
     attention = model.decoder.layers[0].cross_attention
     x = torch.randn(1, 3, attention.d_model)
-    with pytest.raises(RuntimeError), _attention_as(model, "explicit"):
+    with pytest.raises(RuntimeError), attention_as(model, "explicit"):
         assert attention(x, x, x)[1] is not None  # the formula's weights
         raise RuntimeError
     assert attention(x, x, x)[1] is None
-    with _attention_as(model, "fused"):
+    with attention_as(model, "fused"):
         assert attention(x, x, x)[1] is None
 
 
 def test_the_ladder_adds_up():
-    steps = _ladder()
-    assert list(steps) == list(_LADDER)
+    steps = ladder()
+    assert list(steps) == list(LADDER)
     first, *_, last = steps.values()
-    assert first == _Steps()
+    assert first == Steps()
     assert (last.feed, last.attention) == ("length", "fused")
     assert last.precision == "bfloat16"
 
@@ -163,18 +163,18 @@ def test_the_last_step_of_a_gpu_is_in_the_bits_that_it_is_fast_in(
     monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
     monkeypatch.setattr(machine, "default_device", lambda device: device)
     changes = ladder_on("cuda" if capability else "cpu")
-    same = list(_LADDER)[:-1]
+    same = list(LADDER)[:-1]
     assert list(changes) == [*same, bits]
-    assert {name: changes[name] for name in same} == {n: _LADDER[n] for n in same}
-    assert _ladder(changes)[bits].precision == bits
-    assert capability == (7, 5) or changes == _LADDER
+    assert {name: changes[name] for name in same} == {n: LADDER[n] for n in same}
+    assert ladder(changes)[bits].precision == bits
+    assert capability == (7, 5) or changes == LADDER
 
 
 def test_a_cpu_that_emulates_16_bits_is_not_raced_in_them(monkeypatch):
     rates = {"float32": 42e9, "bfloat16": 5e8}
     monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
     assert fast_kinds("cpu") == ["float32"]
-    assert list(ladder_on("cpu")) == list(_LADDER)[:-1]
+    assert list(ladder_on("cpu")) == list(LADDER)[:-1]
 
 
 def test_float16_scales_the_loss_and_skips_what_overflows(monkeypatch):
@@ -192,12 +192,12 @@ def test_float16_scales_the_loss_and_skips_what_overflows(monkeypatch):
     for precision in ("float32", "float16"):
         torch.manual_seed(0)
         model = Transformer(dataclasses.replace(CONFIG, dropout=0.0))
-        steps = _Steps(loss="real", optimizer="loop", precision=precision)
-        _trainer(model, steps, rate=0.0)(batch)
+        steps = Steps(loss="real", optimizer="loop", precision=precision)
+        trainer(model, steps, rate=0.0)(batch)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert scaled == [False, 2**10]
     torch.testing.assert_close(*gradients, atol=1e-3, rtol=0.1)  # unscaled again
-    update, before = _trainer(model, steps), model.output.weight.clone()
+    update, before = trainer(model, steps), model.output.weight.clone()
     model.output.weight.register_hook(lambda grad: grad * math.inf)
     for _ in range(2):
         update(batch)
@@ -215,7 +215,7 @@ def test_climb_measures_every_step():
 
 def test_climb_divides_by_the_updates_that_an_epoch_has():
     pairs, changes = token_pairs(20), {"a": {"feed": "length"}}
-    count = len(list(_feed(pairs, "length", 60)))
+    count = len(list(feed(pairs, "length", 60)))
     (whole,) = climb(CONFIG, pairs, 60, updates=count, rounds=1, changes=changes)
     (more,) = climb(CONFIG, pairs, 60, updates=9 * count, rounds=1, changes=changes)
     assert more["flops"] == whole["flops"]
@@ -223,8 +223,8 @@ def test_climb_divides_by_the_updates_that_an_epoch_has():
 
 def test_training_lowers_the_loss():
     torch.manual_seed(0)
-    batch = next(_feed(token_pairs(40), "packed", 60, width=20))
-    update = _trainer(Transformer(CONFIG), _Steps(loss="chunked"), rate=1e-2)
+    batch = next(feed(token_pairs(40), "packed", 60, width=20))
+    update = trainer(Transformer(CONFIG), Steps(loss="chunked"), rate=1e-2)
     losses = [update(batch).item() for _ in range(40)]
     assert losses[-1] < losses[0] / 2
 
@@ -239,14 +239,14 @@ def test_flops_against_torchs_counter(model):
     wide = TransformerConfig(300, d_model=128, num_heads=2, num_layers=2, d_ff=512)
     model, batch = Transformer(wide).eval(), make_batch(token_pairs(1), [0])
     with FlopCounterMode(display=False) as counter:
-        _mean_loss(model, batch, "real").backward()
+        mean_loss(model, batch, "real").backward()
     theirs = counter.get_total_flops()
-    assert _training_flops(model, batch) == pytest.approx(theirs, rel=0.05)
+    assert training_flops(model, batch) == pytest.approx(theirs, rel=0.05)
 
 
 def test_live_memory_by_hand():
     x = torch.zeros(100)
-    with _LiveMemory() as memory:
+    with LiveMemory() as memory:
         a = x + 1  # 400 bytes
         b = a.view(10, 10)  # a view: nothing new
         c = b * 2  # 800
@@ -262,7 +262,7 @@ def test_race_calls_in_turns():
     assert calls == list("ababab") and set(seconds) == {"a", "b"}
     with pytest.raises(ValueError, match="one of each"):
         race({})
-    seconds = _laps({"a": lambda: None}, rounds=3)
+    seconds = laps({"a": lambda: None}, rounds=3)
     assert len(seconds["a"]) == 3 and all(second > 0 for second in seconds["a"])
 
 
@@ -271,7 +271,7 @@ def test_the_ceiling_counts_the_models_products(monkeypatch):
     config = TransformerConfig(50, d_model=16, num_heads=2, num_layers=1, d_ff=32)
     monkeypatch.setattr(
         speed,
-        "_laps",
+        "laps",
         lambda runs, *rest: {
             name: [run() is None or 1.0] for name, run in runs.items()
         },
@@ -293,19 +293,19 @@ def test_an_interval_of_ratios_by_scipys_t():
         logs = np.log(np.array(these) / np.array(those))
         half = t.ppf(0.975, count - 1) * logs.std(ddof=1) / count**0.5
         wanted = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
-        assert _ratio_interval(these, those) == pytest.approx(wanted, rel=2e-2)
-    assert _ratio_interval([3.0], [2.0]) == [pytest.approx(1.5), 0.0, math.inf]
+        assert ratio_interval(these, those) == pytest.approx(wanted, rel=2e-2)
+    assert ratio_interval([3.0], [2.0]) == [pytest.approx(1.5), 0.0, math.inf]
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: next(_feed(token_pairs(3), "sorted", 60)), "how='sorted'"),
-        (lambda: _adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
-        (lambda: _mean_loss(None, None, "some"), "loss='some'"),
-        (lambda: _attention_as(None, "flash"), "attention='flash'"),
+        (lambda: next(feed(token_pairs(3), "sorted", 60)), "how='sorted'"),
+        (lambda: adam(torch.nn.Linear(1, 1), "quick"), "form='quick'"),
+        (lambda: mean_loss(None, None, "some"), "loss='some'"),
+        (lambda: attention_as(None, "flash"), "attention='flash'"),
         (lambda: quantize_rows(torch.tensor([[math.nan]])), "not finite"),
-        (lambda: _trainer(torch.nn.Linear(1, 1), _Steps(precision="bf16")), "='bf16'"),
+        (lambda: trainer(torch.nn.Linear(1, 1), Steps(precision="bf16")), "='bf16'"),
         (lambda: climb(CONFIG, token_pairs(3), 60, updates=0), "updates=0"),
     ],
 )
@@ -338,7 +338,7 @@ def test_rounding_of_other_numbers(kind):
 
 
 def test_every_matrix_is_rounded_as_numpy_rounds(model):
-    whole = _quantized(model)
+    whole = quantized(model)
     assert len(whole) == sum(p.dim() == 2 for p in model.parameters())
     for name, (q, scale) in whole.items():
         weight = model.get_parameter(name).detach().numpy()
@@ -398,7 +398,7 @@ def test_the_plain_loss_is_chapter_tens(model):
     logits = model(batch.src_ids, batch.tgt_in)
     wanted = label_smoothed_cross_entropy(logits, batch.tgt_out)
     for form in ("all", "real", "chunked"):
-        torch.testing.assert_close(_mean_loss(model, batch, form), wanted)
+        torch.testing.assert_close(mean_loss(model, batch, form), wanted)
 
 
 def test_benchmark_runs(tmp_path):

@@ -27,7 +27,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib import wmt
 from transformer_lib.corpora import CleaningReport, CorpusUnavailable, grammar_split
-from transformer_lib.corpora.downloads import PartialFile, download
 from transformer_lib.decoding import beam_search
 from transformer_lib.exercises.wmt import (
     check_attention_flops,
@@ -116,7 +115,7 @@ def test_archives_are_those_that_statmt_publishes():
     }
     found = {a.source.url: (a.size, *a.members["en-fr"]) for a in wmt.ARCHIVES.values()}
     assert found == wanted
-    german = [wmt.ARCHIVES[name].members["en-de"] for name in wmt._PAIRS["en-de"]]
+    german = [wmt.ARCHIVES[name].members["en-de"] for name in wmt.PAIRS["en-de"]]
     assert german == [
         ("training/europarl-v7.de-en.en", "training/europarl-v7.de-en.de"),
         ("commoncrawl.de-en.en", "commoncrawl.de-en.de"),
@@ -125,7 +124,7 @@ def test_archives_are_those_that_statmt_publishes():
             "training/news-commentary-v9.de-en.de",
         ),
     ]
-    assert list(wmt._PAIRS["en-fr"]) == list(wmt.ARCHIVES)
+    assert list(wmt.PAIRS["en-fr"]) == list(wmt.ARCHIVES)
     for archive in wmt.ARCHIVES.values():
         assert all(re.fullmatch("[0-9a-f]{64}", h) for h in archive.source.known)
 
@@ -135,7 +134,10 @@ def test_archives_are_those_that_statmt_publishes():
 
 @pytest.fixture
 def server():
-    """A server of one file that knows Range, and hangs up after so many bytes."""
+    """A server of one file that knows Range, and hangs up after so many bytes.
+
+    Of a file that it has begun it sends no more while `goes_on` is False.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -151,13 +153,14 @@ def server():
             self.send_header("Content-Length", str(len(content) - at))
             self.send_header("ETag", '"one"')
             self.end_headers()
-            self.wfile.write(content[at : at + self.server.at_most])
+            if self.server.goes_on or not at:
+                self.wfile.write(content[at : at + self.server.at_most])
 
         def log_message(self, *_):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.seen, server.at_most = [], 10**9
+        server.seen, server.at_most, server.goes_on = [], 10**9, True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -173,34 +176,33 @@ def test_a_download_goes_on_where_it_broke_off(server, tmp_path, real):
     made = wmt.miniature(real, tmp_path / "in")["europarl"]
     archive, cache = served(server, made), tmp_path / "there"
     server.at_most = made.size // 3 + 1
-    path = wmt._fetch_archive(archive, cache)
+    path = wmt.fetch_archive(archive, cache)
     assert path.read_bytes() == server.content
     assert server.seen == [0, server.at_most, 2 * server.at_most]
     assert [p.name for p in cache.iterdir()] == [path.name]
-    assert wmt._fetch_archive(archive, cache) == path and len(server.seen) == 3
+    assert wmt.fetch_archive(archive, cache) == path and len(server.seen) == 3
 
 
 def test_a_later_call_goes_on(server, tmp_path, real):
     archive = served(server, wmt.miniature(real, tmp_path / "in")["europarl"])
-    server.at_most = 10_000
-    (tmp_path / "there").mkdir()
+    server.at_most, server.goes_on = 10_000, False
     with pytest.raises(CorpusUnavailable, match="broke off after 10,000 of"):
-        download(archive.source, tmp_path / "there", attempts=1)
+        wmt.fetch_archive(archive, tmp_path / "there")
     left = sorted(p.name for p in (tmp_path / "there").iterdir())
     assert left == [f"{archive.source.filename}.part{end}" for end in ("", ".json")]
-    server.at_most = 10**9
-    wmt._fetch_archive(archive, tmp_path / "there")
-    assert server.seen == [0, 10_000]
+    server.at_most, server.goes_on = 10**9, True
+    wmt.fetch_archive(archive, tmp_path / "there")
+    assert server.seen == [0, 10_000, 10_000]
 
 
 def test_a_download_is_never_in_memory(server, tmp_path):
     content = {"a": os.urandom(30_000_000)}
     like = wmt.ARCHIVES["giga-fren"]
-    archive = served(server, wmt._pack_archive(like, content, tmp_path / "in"))
+    archive = served(server, wmt.pack_archive(like, content, tmp_path / "in"))
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
-    wmt._fetch_archive(archive, tmp_path / "there")
+    wmt.fetch_archive(archive, tmp_path / "there")
     peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
     assert peak < 5_000_000
@@ -217,30 +219,33 @@ def test_another_file_is_refused_and_not_kept(server, tmp_path, real, wrong):
         server.content += b"more"
     said = "published: it is damaged" if wrong == "hash" else "instead of"
     with pytest.raises(CorpusUnavailable, match=said):
-        wmt._fetch_archive(archive, tmp_path / "there")
+        wmt.fetch_archive(archive, tmp_path / "there")
     assert not list((tmp_path / "there").iterdir())
 
 
 def test_parts_of_two_editions_are_fetched_once_more(server, tmp_path, real):
     archive = served(server, wmt.miniature(real, tmp_path / "in")["commoncrawl"])
-    part = PartialFile.find(tmp_path / f"{archive.source.filename}.part", "x")
-    part.start(archive.source.url, '"one"', archive.size)
-    part.add(b"another edition")
-    path = wmt._fetch_archive(archive, tmp_path)
-    assert path.read_bytes() == server.content and server.seen == [15, 0]
+    content, server.content = server.content, server.content[::-1]
+    server.at_most, server.goes_on = 15, False
+    with pytest.raises(CorpusUnavailable, match="broke off after 15 of"):
+        wmt.fetch_archive(archive, tmp_path)
+    server.content, server.at_most, server.goes_on = content, 10**9, True
+    server.seen.clear()
+    path = wmt.fetch_archive(archive, tmp_path)
+    assert path.read_bytes() == content and server.seen == [15, 0]
 
 
 def test_nowhere_to_be_had(tmp_path):
     source = replace(wmt.ARCHIVES["un"].source, url=(tmp_path / "no.tgz").as_uri())
     with pytest.raises(CorpusUnavailable, match="Connect to the network"):
-        wmt._fetch_archive(replace(wmt.ARCHIVES["un"], source=source), tmp_path)
+        wmt.fetch_archive(replace(wmt.ARCHIVES["un"], source=source), tmp_path)
     assert not [p for p in tmp_path.iterdir() if "part" in p.name]
 
 
 def test_the_cache_comes_first(tmp_path, real):
     made = wmt.miniature(real, tmp_path / "cache")["europarl"]
     gone = replace(made, source=replace(made.source, url="http://127.0.0.1:9/x"))
-    assert wmt._fetch_archive(gone) == tmp_path / "cache" / made.source.filename
+    assert wmt.fetch_archive(gone) == tmp_path / "cache" / made.source.filename
 
 
 # --- reading --------------------------------------------------------------------------
@@ -259,7 +264,7 @@ def test_from_archives_to_token_files(pair, tmp_path, real):
         vocab_size=700,
         threads=1,
     )
-    names = wmt._PAIRS[pair]
+    names = wmt.PAIRS[pair]
     inside = {tuple(" ".join(s.split()) for s in p) for p in real}
     with gzip.open(tmp_path / "out/text/train.tsv.gz", "rt", encoding="utf-8") as file:
         rows = [tuple(line.rstrip("\n").split("\t")) for line in file]
@@ -303,7 +308,7 @@ def test_what_goes_in_comes_out(tmp_path_factory, pairs):
         found = []
         for archive in wmt.miniature(pairs, folder, pair).values():
             path, report = folder / archive.source.filename, CleaningReport()
-            found += wmt._archive_pairs(path, archive.members[pair], report)
+            found += wmt.archive_pairs(path, archive.members[pair], report)
         assert sorted(found) == sorted(pairs)
 
 
@@ -315,7 +320,7 @@ def test_members_in_any_order_and_under_dot(tmp_path):
         f"./{english}": lines("a dog"),
     }
     path = tar(tmp_path / "training-parallel-commoncrawl.tgz", content)
-    found = list(wmt._archive_pairs(path, (english, german), CleaningReport()))
+    found = list(wmt.archive_pairs(path, (english, german), CleaningReport()))
     assert found == [("a dog", "ein Hund")]
 
 
@@ -323,7 +328,7 @@ def test_lines_end_at_the_line_feed_alone(tmp_path):
     odd = "a\u2028b\x0bc\x85d\te\r"
     content = {"en": lines("\ufeff" + odd, "two"), "de": lines(odd, "zwei")}
     path = tar(tmp_path / "x.tgz", content)
-    found = list(wmt._archive_pairs(path, ("en", "de"), CleaningReport()))
+    found = list(wmt.archive_pairs(path, ("en", "de"), CleaningReport()))
     assert found == [("a b c d e", "a b c d e"), ("two", "zwei")]
 
 
@@ -342,7 +347,7 @@ def test_bad_lines_are_dropped_and_counted(tmp_path):
     }
     report = CleaningReport()
     path = tar(tmp_path / "x.tgz", content)
-    found = list(wmt._archive_pairs(path, ("en", "de"), report))
+    found = list(wmt.archive_pairs(path, ("en", "de"), report))
     assert found == [("a dog", "ein Hund"), ("end", "Ende")]
     assert report.lines == {
         "one side empty": [2],
@@ -511,7 +516,7 @@ def test_recipes_are_the_papers(size, pair):
     recipe = Recipe.load(f"wmt14-{pair}-{size}")
     assert recipe.model == PAPER[size] | {"dropout": DROPOUT[size, pair]}
     assert recipe.max_steps == STEPS[size] and recipe.keep_last == AVERAGED[size]
-    assert recipe.vocab_size == VOCABULARY[pair] == wmt._VOCABULARY[pair]
+    assert recipe.vocab_size == VOCABULARY[pair] == wmt.VOCABULARY[pair]
     assert recipe.warmup == 4000 and recipe.factor == 1.0 and recipe.epsilon == 0.1
     assert recipe.max_tokens * recipe.accumulate == 25_000
     assert recipe.validate_every * SECONDS_A_STEP[size] == 600  # ten minutes
@@ -684,13 +689,13 @@ def test_what_the_transformer_was_cheaper_than():
 
 def test_our_row_is_empty_until_it_is_measured(monkeypatch):
     monkeypatch.setattr(wmt, "read_evidence", lambda name: {"name": name})
-    assert wmt._our_result("big", "en-fr") == {"name": "wmt14-en-fr-big"}
+    assert wmt.our_result("big", "en-fr") == {"name": "wmt14-en-fr-big"}
 
     def nothing(name):
         raise ValueError(name)
 
     monkeypatch.setattr(wmt, "read_evidence", nothing)
-    assert wmt._our_result("base", "en-de") is None
+    assert wmt.our_result("base", "en-de") is None
 
 
 def test_records_say_what_was_measured():

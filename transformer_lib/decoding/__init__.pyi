@@ -1,12 +1,18 @@
+from .speculative import ChainSteps as ChainSteps
+from .speculative import verdict as verdict
+from .speculative import surplus as surplus
+from .speculative import speculate as speculate
 from .speculative import speculative_decode as speculative_decode
 from .strategies import NEVER_GENERATED as NEVER_GENERATED
 from .strategies import output_limits as output_limits
+from .strategies import best_tokens as best_tokens
 from .strategies import rows_of_parents as rows_of_parents
 from .strategies import FullSteps as FullSteps
 from .strategies import greedy_search as greedy_search
 from .strategies import CachedSteps as CachedSteps
 from .strategies import Cache as Cache
 from .strategies import greedy_decode as greedy_decode
+from .strategies import NoRepeat as NoRepeat
 from .strategies import continuations as continuations
 from .strategies import among_best as among_best
 from .strategies import length_penalty as length_penalty
@@ -16,5 +22,6 @@ from .strategies import search as search
 from .strategies import beam_search as beam_search
 from .strategies import force_score as force_score
 from .strategies import decode_rows as decode_rows
+from .strategies import group_by_length as group_by_length
 from .strategies import filter_logits as filter_logits
 from .strategies import generate as generate
