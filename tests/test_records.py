@@ -7,7 +7,7 @@ import shutil
 import pytest
 import small_runs
 import torch
-from small_runs import tiny
+from small_runs import RUN_FILES, tiny
 
 from transformer_lib.command_line import main
 from transformer_lib.runs import (
@@ -18,7 +18,6 @@ from transformer_lib.runs import (
     trainer,
 )
 from transformer_lib.runs.checkpoints import load_tensors, save_tensors
-from transformer_lib.runs.folder import _RUN_FILES
 from transformer_lib.storage import DamagedFile, write_json, write_manifest
 
 data_dir = small_runs.data_dir
@@ -192,7 +191,7 @@ ABOUT = [
 @pytest.mark.parametrize("about", ABOUT, ids=str)
 def test_about_of_another_shape_is_refused(run_dir, data_dir, about):
     write_json(run_dir / "about.json", about)
-    write_manifest(run_dir, _RUN_FILES)
+    write_manifest(run_dir, RUN_FILES)
     with pytest.raises(ValueError, match="about.json|holds other training"):
         go_on(run_dir, data_dir)
 

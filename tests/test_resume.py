@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import RUN_FILES
 
 from transformer_lib.batches import prepare
 from transformer_lib.corpora import grammar_split
 from transformer_lib.machine import Team
 from transformer_lib.runs import Recipe, Run, set_up, train
 from transformer_lib.runs.checkpoints import load_tensors
-from transformer_lib.runs.folder import _RUN_FILES
 from transformer_lib.storage import DamagedFile, write_json, write_manifest
 from transformer_lib.tokenizer import Tokenizer
 
@@ -550,7 +550,7 @@ def test_a_run_of_an_earlier_version_is_known_by_its_texts_checksum(
     for split in "train", "valid":
         del about["data"][f"{split}_sha256"]
     write_json(half_way / "about.json", about)
-    write_manifest(half_way, _RUN_FILES)
+    write_manifest(half_way, RUN_FILES)
     recipe = recipe_of(corpus, max_steps=16)
     with pytest.raises(ValueError, match="holds other training pairs"):
         train(recipe, half_way, texts["word"], show=False)

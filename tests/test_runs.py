@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 import small_runs
 import torch
-from small_runs import FEW, tiny
+from small_runs import FEW, RUN_FILES, tiny
 
 from transformer_lib import machine, storage
 from transformer_lib.command_line import main
@@ -131,7 +132,8 @@ def test_train_leaves_a_folder_of_others_alone(train, tmp_path, data_dir):
     mine.mkdir()
     for name in "notes.txt.part", "x.new", "step-000001.safetensors":
         (mine / name).write_text("mine")
-    train(tiny(max_steps=1), tmp_path / "run").save_pretrained(model)
+    run = train(tiny(max_steps=1), tmp_path / "run")
+    run.save_pretrained(model)
     shutil.copytree(data_dir, text)
     for folder in mine, model, text:
         before = content(folder)
@@ -167,7 +169,7 @@ def test_train_leaves_a_folder_of_others_alone(train, tmp_path, data_dir):
     (model / ".part").mkdir()
     (model / ".part" / "notes").write_text("mine")
     with pytest.raises(ValueError, match="holds something else than a model .*part"):
-        runs._check_model_folder(model)
+        run.save_pretrained(model)
     with pytest.raises(ValueError, match="is a file: give a folder"):
         train(tiny(), mine / "x.new")
     with pytest.raises(ValueError, match="run_dir is empty"):
@@ -266,11 +268,14 @@ def given(data_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("given")
     run = trainer.train(tiny(), folder / "run", data_dir, show=False)
     run.save_pretrained(folder / "model")
+    for place, more in ("run", []), ("model", ["weights.safetensors"]):
+        named = json.loads((folder / place / "manifest.json").read_text("utf-8"))
+        assert sorted(named["files"]) == sorted(RUN_FILES + more)
     return folder
 
 
 @pytest.mark.parametrize("place", ["model", "run"])
-@pytest.mark.parametrize("name", [*runs._RUN_FILES, "manifest.json"])
+@pytest.mark.parametrize("name", [*RUN_FILES, "manifest.json"])
 def test_a_bit_of_any_file_of_a_model_or_run_is_noticed(given, place, name):
     path = given / place / name
     whole = path.read_bytes()
@@ -328,13 +333,13 @@ def test_a_model_is_replaced_whole_or_not_at_all(given, tmp_path, monkeypatch, m
     shutil.copytree(given / "model", tmp_path / "model")
     before, calls = content(tmp_path / "model"), []
 
-    def full(file, *rest):
-        calls.append(file)
+    def full(file):
+        calls.extend([file] * stat.S_ISREG(os.fstat(file).st_mode))
         if len(calls) > moment:
             raise OSError(28, "No space left on device")
 
     run = Run.load(given / "run", weights="last")
-    monkeypatch.setattr(storage, "_finish_file", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="model could not be written .No space left"):
         run.save_pretrained(tmp_path / "model")
     assert content(tmp_path) == {f"model/{name}": b for name, b in before.items()}
@@ -382,7 +387,7 @@ def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
 def test_every_shipped_model_names_its_own_hashes():
     folders = (Path(runs.__file__).parents[1] / "pretrained").iterdir()
     for folder in folders:
-        storage.read_manifest(folder, runs._MODEL_FILES)
+        storage.read_manifest(folder, ["weights.safetensors", *RUN_FILES])
 
 
 def test_read_evidence_says_what_is_missing():
