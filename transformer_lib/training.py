@@ -274,37 +274,20 @@ def _add_gradients(
         The summed loss of each batch, as float64 scalars on the model's device.
     """
     device = next(model.parameters()).device
-    shared = isinstance(model, DistributedDataParallel)
+    shared = model if isinstance(model, DistributedDataParallel) else None
     module = BatchLoss(model) if isinstance(model, Transformer) else model
     share = scale * (dist.get_world_size() if shared else 1) / tokens
     kind, losses = PRECISIONS[precision], []
     low = torch.autocast(device.type, kind, enabled=kind != torch.float32)
     for i, batch in enumerate(group):
         real = (batch.tgt_out != PAD).flatten().nonzero().squeeze(1)  # (N,)
-        count, wait = len(real), shared and i + 1 < len(group)
-        with module.no_sync() if wait else contextlib.nullcontext():
+        count, wait = len(real), i + 1 < len(group)
+        with shared.no_sync() if shared and wait else contextlib.nullcontext():
             with low:
                 loss = module(batch.to(device), real.to(device), epsilon)
             (loss * (count * share)).backward()
         losses.append(loss.detach().double() * count)
     return losses
-
-
-def _check_update(lr: float, precision: str, clip: float, scale: float) -> None:
-    """Refuse numbers with which no update can be made, and an unknown precision.
-
-    Raises:
-        ValueError: What was given and what is allowed.
-    """
-    if not 0 <= lr < math.inf:
-        raise ValueError(f"lr={lr}: a learning rate is a number of at least 0.")
-    if not clip >= 0:
-        raise ValueError(f"clip={clip}: must be a number of at least 0; 0: no limit.")
-    if not 0 < scale < math.inf:
-        raise ValueError(f"scale={scale}: must be a number above 0.")
-    if precision not in PRECISIONS:
-        known = " or ".join(map(repr, PRECISIONS))
-        raise ValueError(f"precision={precision!r}: must be {known}.")
 
 # %% ../notebooks/12_training.ipynb #87ec4acb
 def same_part(query: Tensor, key: Tensor) -> Tensor:
@@ -354,3 +337,21 @@ def validation_loss(model: Transformer, pairs: TokenPairs, max_tokens: int) -> f
         count += len(real)
     model.train(was_training)
     return total / count
+
+
+# %% ../notebooks/under_the_hood/12_training.ipynb #c9c7912e
+def _check_update(lr: float, precision: str, clip: float, scale: float) -> None:
+    """Refuse numbers with which no update can be made, and an unknown precision.
+
+    Raises:
+        ValueError: What was given and what is allowed.
+    """
+    if not 0 <= lr < math.inf:
+        raise ValueError(f"lr={lr}: a learning rate is a number of at least 0.")
+    if not clip >= 0:
+        raise ValueError(f"clip={clip}: must be a number of at least 0; 0: no limit.")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale={scale}: must be a number above 0.")
+    if precision not in PRECISIONS:
+        known = " or ".join(map(repr, PRECISIONS))
+        raise ValueError(f"precision={precision!r}: must be {known}.")

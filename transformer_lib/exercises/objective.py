@@ -88,7 +88,8 @@ def compare(answer: object, right, mistakes: dict) -> None:
     )
     expect(
         same(answer, right),
-        f"Your loss is {float(answer):.4f}; {right.item():.4f} was expected.",
+        f"Your loss is {torch.as_tensor(answer).item():.4f}; "
+        f"{right.item():.4f} was expected.",
     )
 
 # %% ../../notebooks/under_the_hood/11_objective.ipynb #8d9e5e84
