@@ -43,7 +43,7 @@ from transformer_lib.decoding import CachedSteps, beam_search, search
 from transformer_lib.export import to_int8, to_marian
 from transformer_lib.export.common import piece_names
 from transformer_lib.export.ctranslate2 import ctranslate2_spec
-from transformer_lib.machine import PRECISIONS, environment_record, fast_kinds
+from transformer_lib.machine import PRECISIONS, environment_record, fast_precisions
 from transformer_lib.runs import load_pretrained
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import BOS, EOS, PAD
@@ -220,7 +220,7 @@ def ctranslate2_engine(case: Case, kind: str, folder: Path, threads: int):
 
 def engines(case: Case, folder: Path, given) -> dict:
     """What runs in a case, by name."""
-    bits = fast_kinds(case.model.device.type)[1:]
+    bits = fast_precisions(case.model.device.type)[1:]
     runs = {
         "ours float32": ours(case, case.model),
         **{f"ours {kind}": ours(case, case.model, PRECISIONS[kind]) for kind in bits},

@@ -160,13 +160,15 @@ class Ours(Peer):
     def begin(self, ready, plan, asked):
         """The same batches, by the loop of train: made ahead, used, reported."""
         made = ready.data["settings"]
-        data = {k: made[k] for k in ("vocab_size", "kind", "max_length", "max_words")}
+        data = {
+            k: made[k] for k in ("vocab_size", "model_type", "max_length", "max_words")
+        }
         recipe = Recipe(
             "peers",
             ready.data["corpus"],
             model=SIZES[asked.size] | {"dropout": DROPOUT},
             max_tokens=asked.max_tokens,
-            epsilon=EPSILON,
+            label_smoothing=EPSILON,
             precision=self.precision,
             packed=self.width,
             max_steps=10**6,

@@ -20,7 +20,7 @@ import torch
 from kept import keep, out_file
 from training import SIZES, pairs_of, prepared
 
-from transformer_lib.machine import PRECISIONS, environment_record, fast_kinds
+from transformer_lib.machine import PRECISIONS, environment_record, fast_precisions
 from transformer_lib.speed import climb, ladder_on, matmul_ceiling
 from transformer_lib.transformer import TransformerConfig
 
@@ -72,7 +72,7 @@ def main(arguments=None) -> dict:
             asked.device,
         )
         data = {"corpus": name, "sha256": ready.data["train"]["sha256"]}
-    kinds = {name: PRECISIONS[name] for name in fast_kinds(asked.device)}
+    kinds = {name: PRECISIONS[name] for name in fast_precisions(asked.device)}
     ceiling = {
         name: matmul_ceiling(config, asked.max_tokens, kind, asked.device)
         for name, kind in kinds.items()

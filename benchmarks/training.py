@@ -221,7 +221,7 @@ def main(arguments=None) -> dict:
             "max_length": 100,
             "max_tokens": max_tokens,
             "dropout": DROPOUT,
-            "epsilon": EPSILON,
+            "label_smoothing": EPSILON,
             "precision": "float32",
             "optimizer": "torch.optim.Adam",
             "threads": asked.threads,

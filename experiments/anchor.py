@@ -65,7 +65,7 @@ def set_dropout(model: nn.Module, on: bool) -> None:
             module.dropout = p if on else 0.0
 
 
-def summed_loss(model: nn.Module, batch: Batch, epsilon: float) -> tuple:
+def summed_loss(model: nn.Module, batch: Batch, label_smoothing: float) -> tuple:
     """Sum of the losses of a batch's target tokens, and how many there are."""
     logits = model(
         input_ids=batch.src_ids,
@@ -77,7 +77,7 @@ def summed_loss(model: nn.Module, batch: Batch, epsilon: float) -> tuple:
         logits.float().flatten(0, 1),
         batch.tgt_out.flatten(),
         ignore_index=PAD,
-        label_smoothing=epsilon,
+        label_smoothing=label_smoothing,
         reduction="sum",
     )
     return loss, int((batch.tgt_out != PAD).sum())
@@ -177,7 +177,7 @@ def run(
         rate = lr_at(recipe, config.d_model, step)
         adam.param_groups[0]["lr"] = rate
         with torch.autocast(device.split(":")[0], low, low != torch.float32):
-            loss, tokens = summed_loss(model, batch, recipe.epsilon)
+            loss, tokens = summed_loss(model, batch, recipe.label_smoothing)
         adam.zero_grad()
         (loss / tokens).backward()
         adam.step()

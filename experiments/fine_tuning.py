@@ -110,7 +110,7 @@ def run(asked: argparse.Namespace) -> dict:
     recipe = fine_tuning_recipe(
         asked.start,
         corpus=corpus,
-        factor=asked.factor,
+        lr_factor=asked.factor,
         seed=asked.seed,
         max_steps=asked.steps,
         validate_every=asked.every,

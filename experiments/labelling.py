@@ -96,7 +96,7 @@ class Trainer:
         """One update; its loss."""
         recipe = self.recipe
         lr = noam_lr(
-            self.at.step + 1, recipe.model["d_model"], recipe.warmup, recipe.factor
+            self.at.step + 1, recipe.model["d_model"], recipe.warmup, recipe.lr_factor
         )
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -106,7 +106,7 @@ class Trainer:
             torch.device(self.device).type, kind, enabled=kind != torch.float32
         )
         with low:
-            loss = self.task.loss(self.model, batch, recipe.epsilon)
+            loss = self.task.loss(self.model, batch, recipe.label_smoothing)
         loss.backward()
         self.optimizer.step()
         return loss.item()

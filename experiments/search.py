@@ -2,9 +2,9 @@
 
 Writes SETTINGS.json beside the settings, after each variation; one that is there is
 not run again. The loss is given in nats per character of the reference, since pieces
-of different vocabularies cannot be compared. The change "sample" is not a recipe's: the
-cuts of the training text are drawn once for each pair (subword regularization), which
-is all that a budget of less than one pass can see of it.
+of different vocabularies cannot be compared. The change "subword_sampling" is not a
+recipe's: the cuts of the training text are drawn once for each pair, which is all that
+a budget of less than one pass can see of it.
 
 Record: search-en-de.json
 """
@@ -43,29 +43,31 @@ def varied(base: dict, changes: dict) -> dict:
 class Drawing(Tokenizer):
     """A tokenizer that draws each cut at random."""
 
-    sample = 0.0
+    subword_sampling = 0.0
 
-    def encode_all(self, texts, threads=1, sample=0.0):
+    def encode_all(self, texts, threads=1, subword_sampling=0.0):
         """Ids of many sentences, their cuts drawn."""
-        return super().encode_all(texts, threads, sample or self.sample)
+        return super().encode_all(
+            texts, threads, subword_sampling or self.subword_sampling
+        )
 
 
 def measure(
-    name: str, recipe: Recipe, runs: Path, sentences: int, sample: float = 0.0
+    name: str, recipe: Recipe, runs: Path, sentences: int, subword_sampling: float = 0.0
 ) -> dict:
     """Train one variation and score it on validation sentences."""
     run_dir = runs / "".join(c if c.isalnum() else "-" for c in name)
     run_dir.mkdir(parents=True, exist_ok=True)
     data_dir = run_dir / "data"
     settings = {
-        "kind": recipe.kind,
+        "model_type": recipe.model_type,
         "max_length": recipe.max_length,
         "max_words": recipe.max_words,
     }
     plain = prepare(recipe.corpus, data_dir, recipe.vocab_size, **settings)
-    if sample:  # the same vocabulary, other cuts
+    if subword_sampling:  # the same vocabulary, other cuts
         tokenizer = Drawing.load(data_dir / "tokenizer.model")
-        tokenizer.sample = sample
+        tokenizer.subword_sampling = subword_sampling
         data_dir = run_dir / "data-drawn"
         prepare(recipe.corpus, data_dir, tokenizer=tokenizer, **settings)
     began = time.process_time()
@@ -111,14 +113,16 @@ def main() -> None:
     for name, changes in settings["variations"].items():
         if record["variations"].get(name, {}).get("changes") == changes:
             continue
-        own = {"name": "search"} | {k: v for k, v in changes.items() if k != "sample"}
+        own = {"name": "search"} | {
+            k: v for k, v in changes.items() if k != "subword_sampling"
+        }
         recipe = Recipe(**varied(settings["base"], own))
         figures = measure(
             name,
             recipe,
             args.runs / args.settings.stem,
             args.sentences,
-            changes.get("sample", 0.0),
+            changes.get("subword_sampling", 0.0),
         )
         record["variations"][name] = {"changes": changes, **figures}
         write_json(out, record)

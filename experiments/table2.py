@@ -1,11 +1,11 @@
 """Table 2 in small: a Transformer, a recurrent and a convolutional translator.
 
     python experiments/table2.py KIND --seed 1 --run-dir DIR --out FILE
-    python experiments/table2.py KIND --pilot --set factor=0.5 ...
+    python experiments/table2.py KIND --pilot --set lr_factor=0.5 ...
 
 All three have the text, the vocabulary, the batches and their order, the loss, Adam and
 the schedule of the recipe table3-replica, and about as many parameters. What differs is
-the model, and what a pilot chose for it on validation pairs (CHOSEN): factor of the
+the model, and what a pilot chose for it on validation pairs (CHOSEN): lr_factor of the
 rate, and dropout. A rival trains until it has had the Transformer's updates, its
 counted multiply-adds and its seconds of one core, which it reads from the Transformer's
 result; at each of the three it is scored on the test set. A run stopped goes on from
@@ -123,7 +123,7 @@ def trained(kind: str, recipe: Recipe, run_dir: Path, budgets: dict, longest: in
                 counts.append(multiply_adds(shared, batch))
                 began += time.process_time() - paused
             rate = lr_at(recipe, recipe.model["d_model"], step)
-            done = update(shared, optimizer, [batch], rate, recipe.epsilon)
+            done = update(shared, optimizer, [batch], rate, recipe.label_smoothing)
             at.step, at.batch = step, at.batch + 1
             loss, tokens = loss + done.loss, tokens + done.tokens
         at.tokens += tokens

@@ -27,7 +27,10 @@ from transformer_lib.storage import write_json
 START, RECIPE = "tatoeba-en-de", "tatoeba-en-de-longer"
 WAYS = {
     "as-before": {},
-    "bpe-dropout": {"sample": 0.1, "copies": 4},  # three of four copies cut at random
+    "bpe-dropout": {
+        "subword_sampling": 0.1,
+        "copies": 4,
+    },  # three of four copies cut at random
     "dropout0.3": {"dropout": 0.3},
 }
 
@@ -56,7 +59,7 @@ def run(asked: argparse.Namespace) -> dict:
         start_from=str(asked.start),
         max_steps=asked.steps,
         warmup=asked.steps // 5,
-        factor=0.2,
+        lr_factor=0.2,
         validate_every=asked.steps // 15,
         keep_last=5,
         seed=asked.seed,

@@ -116,12 +116,12 @@ def ready(recipe: Recipe, folder: Path) -> Path:
         corpus,
         folder / "data",
         recipe.vocab_size,
-        recipe.kind,
+        recipe.model_type,
         recipe.max_length,
         tokenizer,
         max_words=recipe.max_words,
         max_pairs=recipe.max_pairs,
-        sample=recipe.sample,
+        subword_sampling=recipe.subword_sampling,
         copies=recipe.copies,
     )
     return folder / "data"

@@ -89,7 +89,7 @@ def run(asked: argparse.Namespace) -> dict:
     recipe = fine_tuning_recipe(
         start,
         corpus=write_text(asked.run_dir / "text", mixed),
-        factor=asked.factor,
+        lr_factor=asked.factor,
         seed=asked.seed,
         warmup=asked.warmup,
         max_steps=asked.steps,

@@ -23,7 +23,7 @@ from transformer_lib.storage import write_json
 
 def run(asked: argparse.Namespace) -> dict:
     """Train up to an update, and say how the loss fell."""
-    recipe = Recipe.load(asked.recipe, factor=asked.factor)
+    recipe = Recipe.load(asked.recipe, lr_factor=asked.factor)
     data = translator_text.ready(recipe, asked.text)
 
     def enough(history: list[dict]) -> bool:

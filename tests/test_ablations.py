@@ -111,7 +111,10 @@ def test_every_row_is_the_papers(printed):
     key, row = printed[0], TABLE3[printed[0]]
     recipe = variation(paper_recipe(), row, longer=True)
     config = TransformerConfig(recipe.vocab_size, **recipe.model)
-    got = [getattr(config, name) for name in SIZES] + [recipe.epsilon, recipe.max_steps]
+    got = [getattr(config, name) for name in SIZES] + [
+        recipe.label_smoothing,
+        recipe.max_steps,
+    ]
     assert got == [float(value) for value in printed[1:10]]
     assert config.positions == ("learned" if key == "E" else "sinusoidal")
     assert not config.norm_first and config.tie_embeddings
@@ -184,7 +187,7 @@ def test_a_base_in_which_a_row_is_not_whole_is_refused():
 
 
 @given(
-    st.sampled_from(sorted(set(_PAPER_BASE) - {"dropout", "epsilon"})),
+    st.sampled_from(sorted(set(_PAPER_BASE) - {"dropout", "label_smoothing"})),
     st.integers(1, 4096),
     st.integers(1, 4096),
 )
@@ -278,9 +281,11 @@ def test_another_base_is_refused(whole):
 
 def test_text_is_prepared_as_the_recipe_cuts_it(tmp_path):
     """Cuts drawn at random, and several of them: `train` refuses other data."""
-    base = tiny(sample=0.1, copies=2, max_steps=1, warmup=1)
+    base = tiny(subword_sampling=0.1, copies=2, max_steps=1, warmup=1)
     (result,) = ablate(base, tmp_path, ["base"], device="cpu", sentences=10, show=False)
-    assert result["recipe"]["sample"] == 0.1 and result["recipe"]["copies"] == 2
+    assert (
+        result["recipe"]["subword_sampling"] == 0.1 and result["recipe"]["copies"] == 2
+    )
     ready = Prepared.load(tmp_path / "data")
     assert len(ready.train) == 2 * ready.data["train_pairs"]
 

@@ -602,7 +602,7 @@ complete_line() {  # the words of a line; what bash would offer for the last of 
 }
 complete_line transformer-lib tr
 complete_line transformer-lib translate --be
-complete_line transformer-lib prepare --kind ""
+complete_line transformer-lib prepare --model-type ""
 complete_line transformer-lib translate run test.
 complete_line transformer-lib prepare --train test.
 complete -p transformer-lib

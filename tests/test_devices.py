@@ -408,7 +408,7 @@ ALONE = {  # name -> (function, what it is given)
         lambda *given: objective.chunked_cross_entropy(*given, rows=4),
         (numbers(7, 8), numbers(50, 8, seed=1), ids()[0]),
     ),
-    "same_part": (training.same_part, (PARTS, PARTS)),
+    "segment_mask": (training.segment_mask, (PARTS, PARTS)),
     "mask_tokens": (lambda x: pretraining.mask_tokens(x, 49, 49, share=1.0), (ids(),)),
 }
 

@@ -61,8 +61,8 @@ TEXT, UNSEEN = short("train"), short("valid")
 
 def recipe(corpus, **changes):
     settings = {"name": "small", "corpus": corpus, "vocab_size": 500, "max_tokens": 500}
-    settings |= {"max_length": 60, "max_steps": 300, "warmup": 60, "factor": 0.3}
-    settings |= {"epsilon": 0.0, "validate_every": 50, "keep_last": 0}
+    settings |= {"max_length": 60, "max_steps": 300, "warmup": 60, "lr_factor": 0.3}
+    settings |= {"label_smoothing": 0.0, "validate_every": 50, "keep_last": 0}
     model = {"d_model": 64, "num_heads": 4, "num_layers": 1, "d_ff": 128}
     model |= {"dropout": 0.0} | changes.pop("model", {})
     return Recipe(**settings | changes, model=model)
@@ -124,8 +124,8 @@ def test_a_healthy_run_is_not_accused(healthy):
 
 def test_a_run_in_two_parts_with_other_settings_is_not_accused(place):
     """Pre-norm, dropout, smoothing, another rate; stopped and resumed."""
-    settings = {"epsilon": 0.1, "model": {"norm_first": True, "dropout": 0.05}}
-    settings |= {"factor": 0.5}
+    settings = {"label_smoothing": 0.1, "model": {"norm_first": True, "dropout": 0.05}}
+    settings |= {"lr_factor": 0.5}
     folder = made(place / "parts", max_steps=200, **settings)
     asked = recipe(written(place / "parts" / "text"), max_steps=350, **settings)
     train(asked, folder, device="cpu", show=False)
@@ -157,11 +157,11 @@ def test_the_model_that_ships_is_not_accused():
 
 
 def rate_near_zero(place, healthy):
-    return made(place, factor=1e-6, max_steps=20, validate_every=10)
+    return made(place, lr_factor=1e-6, max_steps=20, validate_every=10)
 
 
 def rate_too_high(place, healthy):
-    return made(place, factor=10.0, max_steps=20, validate_every=20)
+    return made(place, lr_factor=10.0, max_steps=20, validate_every=20)
 
 
 def targets_moved_by_a_line(place, healthy):

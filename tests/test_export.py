@@ -827,7 +827,7 @@ def test_ctranslate2_has_no_place_for_odd_heads(tmp_path):
     model, tokenizer, _ = other_model()
     with pytest.raises(ValueError, match="CTranslate2 has no place for d_k=5"):
         _export_ctranslate2(model, tokenizer, tmp_path / "it")
-    with pytest.raises(ValueError, match="kind='int4': must be \"float32\""):
+    with pytest.raises(ValueError, match="quantization='int4': must be \"float32\""):
         _export_ctranslate2(*small_model(), tmp_path / "it", "int4")
     with pytest.raises(ValueError, match="is no export for CTranslate2"):
         CTranslate2Model(tmp_path)
@@ -986,7 +986,7 @@ def test_the_length_of_the_training_is_exported(tmp_path):
         assert CTranslate2Model(folder).max_length == wanted
     kinds = ["ctranslate2", "ctranslate2-int8"]
     folders = export_module.export_model(
-        model, tokenizer, tmp_path / "all", {"max_length": 11}, kinds=kinds
+        model, tokenizer, tmp_path / "all", {"max_length": 11}, formats=kinds
     )
     for kind in kinds:
         assert CTranslate2Model(folders[kind]).max_length == 11
@@ -1062,7 +1062,7 @@ def test_all_exports_are_proved(tmp_path):
     assert apart.keys() == folders.keys()
     assert all(x < 1e-4 for kind, x in apart.items() if "int8" not in kind)
     assert 1e-4 < apart["ctranslate2-int8"] < 1 and 1e-4 < apart["onnx-int8"] < 1
-    again = export_module.export_model(model, tokenizer, tmp_path, kinds=["marian"])
+    again = export_module.export_model(model, tokenizer, tmp_path, formats=["marian"])
     assert again == {"marian": tmp_path / "marian"}
     with torch.no_grad():
         model.encoder.layers[0].feed_forward.w_2.bias[0] += 1
@@ -1072,7 +1072,7 @@ def test_all_exports_are_proved(tmp_path):
     with pytest.raises(ValueError, match="no sentence has a word"):
         export_module.prove(model, tokenizer, folders, ["", "  "])
     with pytest.raises(ValueError, match="tflite: there are onnx, marian"):
-        export_module.export_model(model, tokenizer, tmp_path, kinds=["tflite"])
+        export_module.export_model(model, tokenizer, tmp_path, formats=["tflite"])
 
 
 def test_all_exports_or_none(tmp_path):
@@ -1085,7 +1085,7 @@ def test_all_exports_or_none(tmp_path):
     (tmp_path / "out" / "ctranslate2" / "model.bin").write_text("another program's")
     with pytest.raises(ValueError, match="ctranslate2 holds something else"):
         export_module.export_model(
-            model, tokenizer, tmp_path / "out", kinds=["onnx", "ctranslate2"]
+            model, tokenizer, tmp_path / "out", formats=["onnx", "ctranslate2"]
         )
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ctranslate2"]
 
@@ -1093,7 +1093,7 @@ def test_all_exports_or_none(tmp_path):
 def test_long_sentences_are_no_proof(tmp_path):
     model, tokenizer = small_model()
     kinds = ["marian", "ctranslate2"]
-    folders = export_module.export_model(model, tokenizer, tmp_path, kinds=kinds)
+    folders = export_module.export_model(model, tokenizer, tmp_path, formats=kinds)
     long = "a dog sleeps " * 400
     assert len(tokenizer.encode(long)) > 1024
     found = export_module.prove(model, tokenizer, folders, [long, *TEXTS])
@@ -1105,7 +1105,7 @@ def test_long_sentences_are_no_proof(tmp_path):
 def test_numbers_that_are_none_are_no_proof(tmp_path, monkeypatch):
     model, tokenizer = small_model()
     folders = export_module.export_model(
-        model, tokenizer, tmp_path, kinds=["ctranslate2-int8"]
+        model, tokenizer, tmp_path, formats=["ctranslate2-int8"]
     )
     monkeypatch.setattr(
         CTranslate2Model,
@@ -1136,7 +1136,7 @@ def test_what_a_killed_export_left_is_swept_by_the_next(tmp_path):
     """In the folder of the export alone, and nothing of anybody else's."""
     model, tokenizer = small_model()
     out = tmp_path / "out"
-    export_module.export_model(model, tokenizer, out, kinds=["marian"])
+    export_module.export_model(model, tokenizer, out, formats=["marian"])
     before = {*out.rglob("*")}
     for part in (out / ".onnx.part", out / ".marian.part", tmp_path / ".out.part"):
         (part / "new").mkdir(parents=True)
@@ -1147,7 +1147,7 @@ def test_what_a_killed_export_left_is_swept_by_the_next(tmp_path):
     for place in (out, tmp_path):
         (place / "probe.0123abcd.part").touch()
     (out / "probe.part").touch()  # no name that we give
-    export_module.export_model(model, tokenizer, out, kinds=["marian"])
+    export_module.export_model(model, tokenizer, out, formats=["marian"])
     theirs = {out / ".ctranslate2.part", out / ".ctranslate2.part" / "thesis.txt"}
     assert {*out.rglob("*")} - before == theirs | {out / "probe.part"}
     assert {path.name for path in tmp_path.iterdir()} == {

@@ -188,8 +188,10 @@ def an_update(group, kind=torch.float32):
     sizes = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 256}
     model = Transformer(TransformerConfig(290, dropout=0.0, **sizes)).to(kind)
     optimizer = build_optimizer(model)
-    update(model, optimizer, group, 0.0, epsilon=0.1)  # Adam's means are made
-    peak = peak_bytes(lambda: update(model, optimizer, group, 1e-3, epsilon=0.1))
+    update(model, optimizer, group, 0.0, label_smoothing=0.1)  # Adam's means are made
+    peak = peak_bytes(
+        lambda: update(model, optimizer, group, 1e-3, label_smoothing=0.1)
+    )
     return model, peak
 
 

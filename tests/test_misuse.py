@@ -136,7 +136,7 @@ DOORS = {
     ),
     label_smoothed_cross_entropy: (
         {"logits": LOGITS, "target": TARGET},
-        {"logits": WHOLE, "target": WHOLE, "epsilon": SHARE},
+        {"logits": WHOLE, "target": WHOLE, "label_smoothing": SHARE},
     ),
     noam_lr: (
         {"step": 3, "d_model": 16, "warmup": 10},
@@ -152,18 +152,18 @@ DOORS = {
             "max_length": WHOLE,
             "max_words": OPTIONAL,
             "max_pairs": OPTIONAL,
-            "sample": SHARE,
+            "subword_sampling": SHARE,
             "copies": WHOLE,
             "max_tokens": WHOLE,
             "accumulate": WHOLE,
             "max_steps": WHOLE,
             "warmup": WHOLE,
             "cooldown": FROM_0,
-            "factor": REAL - {"0"},
-            "epsilon": SHARE,
+            "lr_factor": REAL - {"0"},
+            "label_smoothing": SHARE,
             "seed": FROM_0,
             "validate_every": WHOLE,
-            "kind": WHOLE,
+            "model_type": WHOLE,
             "dropout_after": FROM_0,
             "fast_dropout": SWITCH,
             "clip": REAL,
@@ -201,11 +201,15 @@ DOORS = {
     TOKENIZER.save: ({"path": "none"}, {"path": {"text"}}),
     TOKENIZER.encode: (
         {"text": "a"},
-        {"text": {"text", "empty"}, "sample": SHARE | {"true"}},
+        {"text": {"text", "empty"}, "subword_sampling": SHARE | {"true"}},
     ),
     TOKENIZER.encode_all: (
         {"texts": ["a"]},
-        {"texts": {"list", "table"}, "threads": WHOLE, "sample": SHARE | {"true"}},
+        {
+            "texts": {"list", "table"},
+            "threads": WHOLE,
+            "subword_sampling": SHARE | {"true"},
+        },
     ),
     TOKENIZER.decode: (
         {"ids": [7]},
@@ -268,7 +272,7 @@ WRITERS = {
             "corpus": WHOLE,
             "folder": {"text"},
             "vocab_size": WHOLE,
-            "kind": WHOLE,
+            "model_type": WHOLE,
             "max_length": WHOLE,
             "tokenizer": OPTIONAL,
             "threads": OPTIONAL,
@@ -276,14 +280,14 @@ WRITERS = {
             "max_words": OPTIONAL,
             "sample_size": WHOLE,
             "max_pairs": OPTIONAL,
-            "sample": SHARE | {"true"},
+            "subword_sampling": SHARE | {"true"},
             "copies": WHOLE,
             "normalize": OPTIONAL,
         },
     ),
     export_model: (
         {"model": READER, "tokenizer": TOKENIZER, "folder": "out"},
-        {"model": WHOLE, "tokenizer": WHOLE, "folder": {"text"}, "kinds": WHOLE},
+        {"model": WHOLE, "tokenizer": WHOLE, "folder": {"text"}, "formats": WHOLE},
     ),
 }
 
@@ -330,8 +334,8 @@ def test_nonsense_is_refused_before_a_folder_is_written(door, tmp_path, monkeypa
             "it got Tokenizer and Transformer",
         ),
         (
-            lambda: export_model(READER, TOKENIZER, "x", kinds="onnx"),
-            "kinds='onnx': give",
+            lambda: export_model(READER, TOKENIZER, "x", formats="onnx"),
+            "formats='onnx': give",
         ),
         (
             lambda: evaluate(PAIRS, TRANSLATOR),

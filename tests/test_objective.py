@@ -205,8 +205,8 @@ def test_no_more_than_two_tensors_of_the_size_of_the_logits_are_made():
 @pytest.mark.parametrize(
     ("epsilon", "target_shape", "said"),
     [
-        (-0.1, (2, 3), "epsilon=-0.1"),
-        (1.0, (2, 3), "epsilon=1.0"),
+        (-0.1, (2, 3), "label_smoothing=-0.1"),
+        (1.0, (2, 3), "label_smoothing=1.0"),
         (0.1, (2, 4), r"\(2, 3, 5\).*\(2, 3\), not \(2, 4\)"),
         (0.1, (6,), r"not \(6,\)"),
     ],
@@ -281,8 +281,8 @@ def test_chunks_refuse(arguments):
     ("width", "epsilon", "said"),
     [
         (5, 0.1, r"\(V, 3\)"),
-        (3, 1.5, "epsilon=1.5"),
-        (3, math.nan, "epsilon=nan"),
+        (3, 1.5, "label_smoothing=1.5"),
+        (3, math.nan, "label_smoothing=nan"),
     ],
 )
 def test_chunks_refuse_a_table_or_epsilon(width, epsilon, said):

@@ -30,7 +30,7 @@ from transformer_lib.corpora import grammar_split
 from transformer_lib.decoding import beam_search, force_score, greedy_decode
 from transformer_lib.export import CTranslate2Model, to_marian
 from transformer_lib.export.ctranslate2 import _export_ctranslate2
-from transformer_lib.machine import fast_kinds
+from transformer_lib.machine import fast_precisions
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
 from transformer_lib.transformer import TransformerConfig, torch_twin
@@ -257,7 +257,7 @@ def test_benchmark_runs(benchmark, tmp_path, capsys):
     names = {"Hugging Face, by length", "Hugging Face, as fed", "CTranslate2 float32"}
     for name in names:
         assert case[name]["as_ours"] >= 6, name  # their penalties are others
-    ours = {f"ours {kind}" for kind in (*fast_kinds("cpu"), "int8")}
+    ours = {f"ours {kind}" for kind in (*fast_precisions("cpu"), "int8")}
     assert case.keys() == names | ours | {"CTranslate2 int8"}
     lengths = {row["tokens"] for row in results["tiny, batch 2"]["engines"].values()}
     assert lengths == {4 * 7}  # all write as many: 6 and the end

@@ -364,7 +364,7 @@ def test_recipes_of_section_6_3():
         assert recipe.name == name and recipe.corpus == "wsj"
         assert recipe.vocab_size == vocab_size and recipe.warmup == warmup
         assert recipe.model == base.model | paper | from_t2t
-        for setting in ("max_steps", "factor", "epsilon"):
+        for setting in ("max_steps", "lr_factor", "label_smoothing"):
             assert getattr(recipe, setting) == getattr(base, setting)
         assert recipe.max_tokens * recipe.accumulate == 25_000
         Transformer(TransformerConfig(100, **recipe.model | {"num_layers": 1}))

@@ -314,8 +314,8 @@ def test_prepare_takes_a_sample_of_the_pairs(text, tmp_path):
 def test_further_copies_are_cut_anew_and_say_the_same(text, tmp_path):
     """Each copy decodes to the same sentences; the seed repeats the cuts to the bit."""
     plain = prepare(text, tmp_path / "plain", 300)
-    drawn = prepare(text, tmp_path / "drawn", 300, sample=0.3, copies=3)
-    again = prepare(text, tmp_path / "again", 300, sample=0.3, copies=3)
+    drawn = prepare(text, tmp_path / "drawn", 300, subword_sampling=0.3, copies=3)
+    again = prepare(text, tmp_path / "again", 300, subword_sampling=0.3, copies=3)
     assert drawn.tokenizer.model == plain.tokenizer.model
     assert np.array_equal(drawn.train.tgt, again.train.tgt)
     assert np.array_equal(drawn.valid.tgt, plain.valid.tgt)
@@ -330,8 +330,8 @@ def test_further_copies_are_cut_anew_and_say_the_same(text, tmp_path):
         assert len(said) == 1
         differ += len({tuple(c[i][1]) for c in copies}) > 1
     assert differ > n / 2
-    with pytest.raises(ValueError, match="sample=2: must be from 0 to 1"):
-        prepare(text, tmp_path / "no", 300, sample=2)
+    with pytest.raises(ValueError, match="subword_sampling=2: must be from 0 to 1"):
+        prepare(text, tmp_path / "no", 300, subword_sampling=2)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

@@ -442,7 +442,7 @@ def test_the_translator_pilot_gone_on_with_gives_the_same(tmp_path, monkeypatch)
     assert without_times(whole) == without_times(parts)
     assert str(tmp_path) not in json.dumps(whole)
     assert whole["averaged"] == [11, 12, 13, 14, 15] and whole["updates"] == 15
-    assert whole["recipe"]["sample"] == 0.1 and whole["recipe"]["copies"] == 4
+    assert whole["recipe"]["subword_sampling"] == 0.1 and whole["recipe"]["copies"] == 4
     assert whole["recipe"]["model"]["dropout"] == 0.1
     assert whole["valid"]["without_neighbors"] >= len(strangers)
     assert whole["valid"]["without_neighbors"] < whole["valid"]["pairs"]
@@ -498,7 +498,7 @@ def test_little_text_runs_as_it_stands_in_the_queue(place):
         ('"model.d_model=64"', '"model.d_model=8"'),
     ):
         assert real in less
-        less = less.replace(real, tiny).replace('"vocab_size=8000"', '"factor=0.5"')
+        less = less.replace(real, tiny).replace('"vocab_size=8000"', '"lr_factor=0.5"')
     (place / "queue.toml").write_text(less)
     jobs = queue_runs.read_jobs(place / "queue.toml", place, "cpu", [])
     recipes = {}

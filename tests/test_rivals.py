@@ -229,7 +229,7 @@ d_ff = 16
 def place(tmp_path, monkeypatch):
     """A tiny recipe, and a record of the Transformer to be set against."""
     (tmp_path / "tiny.toml").write_text(TINY)
-    chosen = {kind: {"factor": 0.5} for kind in table2.KINDS}
+    chosen = {kind: {"lr_factor": 0.5} for kind in table2.KINDS}
     monkeypatch.setattr(table2, "CHOSEN", chosen)
 
     def few(name, split):
@@ -270,7 +270,7 @@ def test_each_kind_is_trained_and_scored_at_its_budgets(place, kind, monkeypatch
     assert [row["step"] for row in whole["history"]] == [2, 4]
     budgets = {"step"} | ({"operations", "core_seconds"} if more else set())
     assert whole["at"].keys() == budgets
-    assert whole["at"]["step"]["step"] == 4 and whole["recipe"]["factor"] == 0.5
+    assert whole["at"]["step"]["step"] == 4 and whole["recipe"]["lr_factor"] == 0.5
     if more:
         assert whole["at"]["operations"]["step"] == 2
     assert all(at["loss"] > 0 and "sacreBLEU" in at for at in whole["at"].values())

@@ -200,7 +200,7 @@ def test_encode_all_is_encode(tokenizer):
 @given(st.text(max_size=40), st.sampled_from([0.0, 0.1, 1.0]))
 @settings(max_examples=80)
 def test_any_text_is_cut_and_comes_back(tokenizer, sentence, sample):
-    ids = tokenizer.encode(sentence, sample=sample)
+    ids = tokenizer.encode(sentence, subword_sampling=sample)
     assert not {PAD, UNK, BOS, EOS} & set(ids)
     once = tokenizer.decode(tokenizer.encode(sentence))
     assert tokenizer.decode(ids) == once
@@ -228,7 +228,9 @@ def test_threads_change_nothing(tokenizer):
 
 def test_sampled_cuts_vary_and_a_seed_repeats_them(tokenizer):
     def draw():
-        return [tokenizer.encode("Der alte Mann.", sample=0.3) for _ in range(20)]
+        return [
+            tokenizer.encode("Der alte Mann.", subword_sampling=0.3) for _ in range(20)
+        ]
 
     spm.set_random_generator_seed(5)
     first, second = draw(), draw()
@@ -241,8 +243,8 @@ def test_sampled_cuts_vary_and_a_seed_repeats_them(tokenizer):
 def test_encode_refuses(tokenizer):
     with pytest.raises(ValueError, match="one string"):
         tokenizer.encode_all("abc")
-    with pytest.raises(ValueError, match="sample=2"):
-        tokenizer.encode("abc", sample=2)
+    with pytest.raises(ValueError, match="subword_sampling=2"):
+        tokenizer.encode("abc", subword_sampling=2)
 
 
 def test_damaged_or_foreign_models_are_refused(tokenizer):

@@ -76,8 +76,8 @@ def test_fit_is_train_without_its_machinery(train, data_dir, tmp_path):
         recipe.max_steps,
         recipe.max_tokens,
         recipe.warmup,
-        recipe.factor,
-        recipe.epsilon,
+        recipe.lr_factor,
+        recipe.label_smoothing,
         recipe.seed,
     )
     assert [row["train_loss"] for row in history] == pytest.approx(losses, abs=1e-5)
@@ -340,18 +340,20 @@ def test_what_diverged_says_what_works(train, tmp_path, monkeypatch):
     """A corrected recipe is taken where no checkpoint is; else another folder is."""
     real = training.update
     monkeypatch.setattr(trainer, "update", lambda *_: Update(math.nan, 9, 1.0, 0))
-    with pytest.raises(FloatingPointError, match="another folder, with a lower factor"):
+    with pytest.raises(
+        FloatingPointError, match="another folder, with a lower lr_factor"
+    ):
         train(tiny(), tmp_path / "run")
     monkeypatch.setattr(trainer, "update", real)
-    train(tiny(factor=0.5, max_steps=2), tmp_path / "run")
-    with pytest.raises(ValueError, match="another recipe.*factor.*another folder"):
-        train(tiny(factor=0.4), tmp_path / "run")
+    train(tiny(lr_factor=0.5, max_steps=2), tmp_path / "run")
+    with pytest.raises(ValueError, match="another recipe.*lr_factor.*another folder"):
+        train(tiny(lr_factor=0.4), tmp_path / "run")
 
 
 def test_a_run_can_start_from_a_trained_one(train, data_dir, tmp_path):
     first = train(tiny(), tmp_path / "first")
     first.save_pretrained(tmp_path / "given", half=False)
-    recipe = tiny(start_from=str(tmp_path / "given"), max_steps=1, factor=1e-9)
+    recipe = tiny(start_from=str(tmp_path / "given"), max_steps=1, lr_factor=1e-9)
     second = train(recipe, tmp_path / "second")
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
@@ -388,7 +390,7 @@ def test_the_rate_is_brought_down_at_the_end(train, tmp_path):
         [trainer.lr_at(recipe, 32, step) for step in range(1, 7)]
         for recipe in (plain, cooled)
     ]
-    assert rates[0] == [noam_lr(step, 32, 2, plain.factor) for step in range(1, 7)]
+    assert rates[0] == [noam_lr(step, 32, 2, plain.lr_factor) for step in range(1, 7)]
     shares = [b / a for a, b in zip(*rates, strict=True)]
     assert shares == pytest.approx([1, 1, 0.8, 0.6, 0.4, 0.2])
     run = train(cooled, tmp_path / "run")
@@ -516,7 +518,10 @@ def test_ones_own_loop_is_plain_torch(train, pairs, tmp_path):
         batch = batch.to(model.device)
         logits = model(batch.src_ids, batch.tgt_in).transpose(1, 2)  # (B, V, T)
         loss = torch.nn.functional.cross_entropy(
-            logits, batch.tgt_out, ignore_index=0, label_smoothing=recipe.epsilon
+            logits,
+            batch.tgt_out,
+            ignore_index=0,
+            label_smoothing=recipe.label_smoothing,
         )
         optimizer.param_groups[0]["lr"] = 1e-3 / step
         optimizer.zero_grad()

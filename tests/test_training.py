@@ -26,7 +26,7 @@ from transformer_lib.training import (
     fit,
     hidden_states,
     quick_translate,
-    same_part,
+    segment_mask,
     update,
 )
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -195,11 +195,13 @@ def test_packed_rows_give_what_the_pairs_give_alone(seed, width):
         alone = {ids_of(s, t): h for s, t, h in one_by_one(model, pairs, range(9))}
     found = 0
     for row in range(len(packed.src_ids)):
-        for part in range(1, int(packed.tgt_part[row].max()) + 1):
-            here = packed.tgt_part[row] == part
-            source = packed.src_ids[row][packed.src_part[row] == part]
+        for part in range(1, int(packed.tgt_segments[row].max()) + 1):
+            here = packed.tgt_segments[row] == part
+            source = packed.src_ids[row][packed.src_segments[row] == part]
             target = packed.tgt_out[row][here]
-            assert packed.tgt_place[row][here].tolist() == list(range(len(target)))
+            assert packed.tgt_position_ids[row][here].tolist() == list(
+                range(len(target))
+            )
             assert target[-1] == EOS
             torch.testing.assert_close(
                 hidden[row][here], alone[ids_of(source, target)], atol=1e-5, rtol=1e-5
@@ -220,7 +222,7 @@ def test_same_part_by_a_plain_loop():
     query, key = torch.tensor([[1, 1, 2, 0]]), torch.tensor([[1, 2, 2, 0, 0]])
     looks, seen = query[0].tolist(), key[0].tolist()
     wanted = [[q == k and k > 0 for k in seen] for q in looks]
-    assert same_part(query, key).tolist() == [[wanted]]
+    assert segment_mask(query, key).tolist() == [[wanted]]
 
 
 def losses_of(

@@ -453,8 +453,10 @@ def test_masks_and_places_that_are_given_are_those_of_the_default(positions):
     assert torch.equal(
         model.decode(tgt, memory, src, *given), model.decode(tgt, memory, src)
     )
-    other = model.decode(tgt, memory, src, places=torch.arange(3, 7).expand(2, -1))
-    assert torch.equal(other, model.decode(tgt, memory, src, places=3))
+    other = model.decode(
+        tgt, memory, src, position_ids=torch.arange(3, 7).expand(2, -1)
+    )
+    assert torch.equal(other, model.decode(tgt, memory, src, position_ids=3))
     assert not torch.allclose(other, model.decode(tgt, memory, src))
 
 

@@ -106,5 +106,7 @@ def test_the_pilot_gone_on_with_gives_the_same(small, tmp_path, monkeypatch):
     whole, parts = whole_and_parts(run, monkeypatch)
     assert without_times(whole) == without_times(parts)
     assert [row["step"] for row in whole["history"]] == [2, 4, 6]
-    assert whole["recipe"]["factor"] == 0.5 and str(tmp_path) not in str(whole["data"])
+    assert whole["recipe"]["lr_factor"] == 0.5 and str(tmp_path) not in str(
+        whole["data"]
+    )
     assert run("whole")["history"] == whole["history"]  # and no update more

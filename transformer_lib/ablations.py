@@ -41,7 +41,7 @@ _PAPER_BASE = {
     "d_k": 64,
     "d_v": 64,
     "dropout": 0.1,
-    "epsilon": 0.1,
+    "label_smoothing": 0.1,
     "max_steps": 100_000,
 }
 
@@ -90,8 +90,8 @@ TABLE3 = {
         Row("C-ff4096", {"d_ff": 4096}, 4.75, 26.2, 90),
         Row("D-drop0.0", {"dropout": 0.0}, 5.77, 24.6),
         Row("D-drop0.2", {"dropout": 0.2}, 4.95, 25.5),
-        Row("D-ls0.0", {"epsilon": 0.0}, 4.67, 25.3),
-        Row("D-ls0.2", {"epsilon": 0.2}, 5.47, 25.7),
+        Row("D-ls0.0", {"label_smoothing": 0.0}, 4.67, 25.3),
+        Row("D-ls0.2", {"label_smoothing": 0.2}, 5.47, 25.7),
         Row("E", {"positions": "learned"}, 4.92, 25.7),
         Row("big", {**_BIG, "max_steps": 300_000}, 4.33, 26.4, 213),
     ]
@@ -121,7 +121,7 @@ def _full_settings(base: Recipe) -> dict:
     """All settings of a base that rows can change, by name."""
     config = TransformerConfig(base.vocab_size, **base.model)
     d_k, d_v = head_widths(config.d_model, config.num_heads, config.d_k, config.d_v)
-    both = {name: getattr(base, name) for name in ("epsilon", "max_steps")}
+    both = {name: getattr(base, name) for name in ("label_smoothing", "max_steps")}
     return asdict(config) | both | {"d_k": d_k, "d_v": d_v}
 
 
@@ -151,14 +151,14 @@ def variation(base: Recipe, row: Row, seed: int = 0, longer: bool = False) -> Re
             for name, value in row.changes.items()
         }
     steps = changes.pop("max_steps", base.max_steps)
-    epsilon = changes.pop("epsilon", base.epsilon)
+    label_smoothing = changes.pop("label_smoothing", base.label_smoothing)
     widths = {name: settings[name] for name in ("d_k", "d_v")}
     model = base.model | widths | changes
     return replace(
         base,
         name=f"{base.name}-{row.key}",
         model=model,
-        epsilon=epsilon,
+        label_smoothing=label_smoothing,
         seed=seed,
         max_steps=steps if longer else base.max_steps,
     )
@@ -275,11 +275,11 @@ def ablate(
             base.corpus,
             data_dir,
             base.vocab_size,
-            base.kind,
+            base.model_type,
             base.max_length,
             max_words=base.max_words,
             max_pairs=base.max_pairs,
-            sample=base.sample,
+            subword_sampling=base.subword_sampling,
             copies=base.copies,
         )
     corpus = Prepared.load(data_dir).data["corpus"]  # with --data: not the recipe's

@@ -85,11 +85,11 @@ REMEDIES = {  # cause: what to try, and the chapter to read
     "no updates": (
         "one batch again and again: its loss must go to nearly 0. If it does not: "
         "does the optimizer hold this model's parameters, and is the rate of the first "
-        "updates far from 0? If it does: raise factor, or shorten warmup.",
+        "updates far from 0? If it does: raise lr_factor, or shorten warmup.",
         "12_training",
     ),
     "rate": (
-        "a tenth of the learning rate (factor), a longer warmup, or norm_first = true.",
+        "a tenth of the rate (lr_factor), a longer warmup, or norm_first = true.",
         "11_objective",
     ),
     "longer": ("training longer, or on more text.", "12_training"),
@@ -101,7 +101,7 @@ REMEDIES = {  # cause: what to try, and the chapter to read
     "resumed": (
         "if the run was resumed there: were all weights, Adam's state, the step of the "
         "schedule and the place in the text kept? If it was not resumed there: a lower "
-        "factor, or clip = 1.",
+        "lr_factor, or clip = 1.",
         "13_runs",
     ),
     "shift": (
@@ -127,10 +127,10 @@ REMEDIES = {  # cause: what to try, and the chapter to read
     ),
     "weights": (
         "an earlier checkpoint: with its weights, not_finite says which of the batches "
-        "since then did it. Then a lower factor, a longer warmup, or clip = 1.",
+        "since then did it. Then a lower lr_factor, a longer warmup, or clip = 1.",
         "12_training",
     ),
-    "clip": ("that batch alone. Then a lower factor, or clip = 1.", "12_training"),
+    "clip": ("that batch alone. Then a lower lr_factor, or clip = 1.", "12_training"),
     "no number": (
         "looking for the first batch whose loss or gradient is no number, with "
         "not_finite; then going on from a checkpoint before it.",
@@ -390,9 +390,9 @@ def _loss_and_gradient(
     model: nn.Module, batch: Batch, precision: str
 ) -> tuple[float, float]:
     """The mean loss of a batch, and the length of its gradient."""
-    batch, kind = batch.to(_device(model)), PRECISIONS[precision]
+    batch, dtype = batch.to(_device(model)), PRECISIONS[precision]
     model.zero_grad(set_to_none=True)
-    low = torch.autocast(_device(model).type, kind, enabled=kind != torch.float32)
+    low = torch.autocast(_device(model).type, dtype, enabled=dtype != torch.float32)
     with evaluating(model), low:
         logits = model(batch.src_ids, batch.tgt_in)  # (B, T, V)
     loss = _mean_loss(logits, batch.tgt_out)

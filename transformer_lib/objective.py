@@ -13,61 +13,63 @@ from torch import Tensor, nn
 
 # %% ../notebooks/11_objective.ipynb #681af605
 def _loss_and_gradient_(
-    logits: Tensor, target: Tensor, epsilon: float, gradient: bool = True
+    logits: Tensor, target: Tensor, label_smoothing: float, gradient: bool = True
 ) -> Tensor:
     """Smoothed cross-entropy of each row; the logits become its gradient, in place.
 
     Args:
         logits: Shape (N, V), float32 or float64; overwritten.
         target: int64, shape (N,).
-        epsilon: Share of the target that is spread over all V entries.
+        label_smoothing: Share of the target that is spread over all V entries.
         gradient: Whether the gradient is wanted; without it the logits are spoiled.
 
     Returns:
         The losses, shape (N,), in nats.
     """
     rows = torch.arange(len(target), device=target.device)
-    loss = (epsilon - 1) * logits[rows, target]  # (N,)
-    if epsilon:
-        loss -= epsilon * logits.mean(-1)
+    loss = (label_smoothing - 1) * logits[rows, target]  # (N,)
+    if label_smoothing:
+        loss -= label_smoothing * logits.mean(-1)
     top = logits.amax(-1, keepdim=True)  # (N, 1): so that exp does not overflow
     total = logits.sub_(top).exp_().sum(-1, keepdim=True)  # (N, 1)
     loss += (total.log() + top).squeeze(-1)
     if gradient:
         logits.div_(total)  # the probabilities
-        if epsilon:
-            logits.sub_(epsilon / logits.shape[-1])  # minus the truth
-        logits[rows, target] -= 1 - epsilon
+        if label_smoothing:
+            logits.sub_(label_smoothing / logits.shape[-1])  # minus the truth
+        logits[rows, target] -= 1 - label_smoothing
     return loss
 
 # %% ../notebooks/11_objective.ipynb #59f33674
 def label_smoothed_cross_entropy(
-    logits: Tensor, target: Tensor, epsilon: float = 0.1, pad_id: int = 0
+    logits: Tensor, target: Tensor, label_smoothing: float = 0.1, pad_id: int = 0
 ) -> Tensor:
     """Mean cross-entropy against a smoothed target, padding left out.
 
-    The target keeps 1 - epsilon, and epsilon is spread over all V entries, the
-    target included (epsilon / V each): torch's convention. Logits of half precision
-    are computed with in float32.
+    The target keeps 1 - label_smoothing; label_smoothing is spread over all V entries,
+    the target included (label_smoothing / V each): torch's convention. Logits of half
+    precision are computed with in float32.
 
     Args:
         logits: Shape (..., V).
         target: int64, shape (...).
-        epsilon: Share that is spread, in [0, 1).
+        label_smoothing: Share that is spread, in [0, 1).
         pad_id: Target id that does not count.
 
     Returns:
         A scalar: the mean over real tokens, in nats; zero if all is padding.
 
     Raises:
-        ValueError: If epsilon is outside [0, 1) or the shapes do not fit.
+        ValueError: If label_smoothing is outside [0, 1) or the shapes do not fit.
 
     Source: Vaswani et al. 2017, section 5.4; Szegedy et al. 2016.
     """
-    _check_loss_inputs(logits, target, epsilon)
+    _check_loss_inputs(logits, target, label_smoothing)
     rows, target = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
     gradient = torch.is_grad_enabled()
-    return _SmoothedLoss.apply(rows, target, target != pad_id, epsilon, gradient)
+    return _SmoothedLoss.apply(
+        rows, target, target != pad_id, label_smoothing, gradient
+    )
 
 # %% ../notebooks/11_objective.ipynb #f083292b
 def build_optimizer(model: nn.Module, fused: bool = True) -> torch.optim.Adam:
@@ -125,13 +127,13 @@ class _SmoothedLoss(torch.autograd.Function):
     """Mean smoothed cross-entropy of rows; its gradient is computed on the way."""
 
     @staticmethod
-    def forward(ctx, logits, target, real, epsilon, gradient):
+    def forward(ctx, logits, target, real, label_smoothing, gradient):
         """(N, V), (N,) and (N,) bool to a scalar."""
-        kind = torch.promote_types(logits.dtype, torch.float32)
-        diff = logits.to(kind, copy=True)  # (N, V)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        diff = logits.to(dtype, copy=True)  # (N, V)
         target = target.masked_fill(~real, 0)  # any id will do there
         count = real.sum().clamp(min=1)
-        loss = _loss_and_gradient_(diff, target, epsilon, gradient)  # (N,)
+        loss = _loss_and_gradient_(diff, target, label_smoothing, gradient)  # (N,)
         if gradient:
             ctx.save_for_backward(diff.to(logits.dtype), real, count)
         return loss.masked_fill(~real, 0).sum() / count
@@ -145,18 +147,18 @@ class _SmoothedLoss(torch.autograd.Function):
         return diff * weight, None, None, None, None
 
 
-def _check_loss_inputs(logits: Tensor, target: Tensor, epsilon: float) -> None:
-    """Refuse an impossible epsilon, or a target that does not fit the logits.
+def _check_loss_inputs(logits: Tensor, target: Tensor, label_smoothing: float) -> None:
+    """Refuse an impossible label_smoothing, or a target that does not fit the logits.
 
     Args:
         logits: Shape (..., V).
         target: Shape (...).
-        epsilon: Share that is spread.
+        label_smoothing: Share that is spread.
 
     Raises:
         ValueError: What was given and what is allowed.
     """
-    require_real(0, 1, epsilon=epsilon)
+    require_real(0, 1, label_smoothing=label_smoothing)
     tensors = isinstance(logits, Tensor) and isinstance(target, Tensor)
     if not tensors or not logits.is_floating_point() or target.dtype != torch.int64:
         raise ValueError("logits must be a tensor of numbers, and target one of int64.")
@@ -171,7 +173,7 @@ def chunked_cross_entropy(
     hidden: Tensor,
     table: Tensor,
     target: Tensor,
-    epsilon: float = 0.1,
+    label_smoothing: float = 0.1,
     rows: int = 256,
 ) -> Tensor:
     """Smoothed cross-entropy of hidden states, without ever holding all logits.
@@ -183,14 +185,16 @@ def chunked_cross_entropy(
         hidden: Shape (N, d_model): states of real tokens only, no padding.
         table: Shape (V, d_model): the output projection.
         target: int64, shape (N,).
-        epsilon: Share of the target that is spread over all V entries, in [0, 1).
+        label_smoothing: Share of the target that is spread over all V entries, in
+            [0, 1).
         rows: How many tokens at a time.
 
     Returns:
         A scalar: the mean, in nats; zero if there are no tokens.
 
     Raises:
-        ValueError: If shapes do not fit, rows is below 1, or epsilon is not allowed.
+        ValueError: If shapes do not fit, rows is below 1, or label_smoothing is not
+            allowed.
 
     Source: Vaswani et al. 2017, section 5.4; Hsu et al. 2024 for the chunks.
     """
@@ -199,46 +203,52 @@ def chunked_cross_entropy(
             f"hidden {tuple(hidden.shape)}, target {tuple(target.shape)}, rows={rows}: "
             "give (N, d_model), (N,) and at least one row at a time."
         )
-    if table.dim() != 2 or table.shape[1] != hidden.shape[1] or not 0 <= epsilon < 1:
+    if (
+        table.dim() != 2
+        or table.shape[1] != hidden.shape[1]
+        or not 0 <= label_smoothing < 1
+    ):
         raise ValueError(
-            f"table {tuple(table.shape)}, epsilon={epsilon}: give (V, "
-            f"{hidden.shape[1]}), and an epsilon of at least 0 and below 1."
+            f"table {tuple(table.shape)}, label_smoothing={label_smoothing}: give (V, "
+            f"{hidden.shape[1]}), and an label_smoothing of at least 0 and below 1."
         )
     if not len(hidden):
         return hidden.sum()
     gradient = torch.is_grad_enabled()
-    return _ChunkedLoss.apply(hidden, table, target, epsilon, rows, gradient)
+    return _ChunkedLoss.apply(hidden, table, target, label_smoothing, rows, gradient)
 
 
 class _ChunkedLoss(torch.autograd.Function):
     """Logits, smoothed loss and both gradients, some rows at a time."""
 
     @staticmethod
-    def forward(ctx, hidden, table, target, epsilon, rows, gradient):
+    def forward(ctx, hidden, table, target, label_smoothing, rows, gradient):
         """(N, D), (V, D) and (N,) to a scalar."""
         where, N = hidden.device.type, len(hidden)
         low = hidden.dtype  # the type of the products
         if torch.is_autocast_enabled(where):
             low = torch.get_autocast_dtype(where)
-        kind = torch.promote_types(low, torch.float32)  # of everything else
+        dtype = torch.promote_types(low, torch.float32)  # of everything else
         up = 64.0 if low == torch.float16 else 1.0  # small gradients survive float16
         some_of, weight = hidden.detach().to(low), table.detach().to(low)
-        total = hidden.new_zeros((), dtype=kind)
-        by_hidden = hidden.new_empty(hidden.shape if gradient else 0, dtype=kind)
-        by_table = table.new_empty(table.shape if gradient else 0, dtype=kind)
+        total = hidden.new_zeros((), dtype=dtype)
+        by_hidden = hidden.new_empty(hidden.shape if gradient else 0, dtype=dtype)
+        by_table = table.new_empty(table.shape if gradient else 0, dtype=dtype)
         share = 1 / (N * up)  # of each row in the mean
-        room = hidden.new_empty(min(rows, N), len(table), dtype=kind)  # (rows, V)
+        room = hidden.new_empty(min(rows, N), len(table), dtype=dtype)  # (rows, V)
         with torch.autocast(where, enabled=False):
             for start in range(0, N, rows):
                 part = slice(start, start + rows)
                 some, logits = some_of[part], room[: len(target[part])]
-                if low == kind:
+                if low == dtype:
                     torch.mm(some, weight.T, out=logits)  # (rows, D) @ (D, V)
                 else:
                     logits.copy_(some @ weight.T)
-                losses = _loss_and_gradient_(logits, target[part], epsilon, gradient)
+                losses = _loss_and_gradient_(
+                    logits, target[part], label_smoothing, gradient
+                )
                 total += losses.sum()
-                if gradient and low == kind:
+                if gradient and low == dtype:
                     torch.mm(logits, weight, out=by_hidden[part])
                     # The first product fills the table, the others are added to it.
                     by_table.addmm_(logits.T, some, beta=int(start > 0), alpha=share)

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from .attention import scaled_dot_product_attention
 from .batches import Batch, TokenPairs, make_batch, pack, plan_batches
-from .machine import PRECISIONS, default_device, fast_kinds
+from .machine import PRECISIONS, default_device, fast_precisions
 from .multihead import use_attention
 from .objective import build_optimizer
 from .tokenizer import PAD
@@ -81,7 +81,7 @@ def race(
 def matmul_ceiling(
     config,
     tokens: int,
-    kind: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,
     device: str | None = None,
     rounds: int = 5,
 ) -> float:
@@ -90,7 +90,7 @@ def matmul_ceiling(
     Args:
         config: Settings of the model.
         tokens: Rows of each product: the tokens of a batch.
-        kind: Type of the numbers.
+        dtype: Type of the numbers.
         device: "cpu" or "cuda"; as default_device says if None.
         rounds: How many rounds; the fastest counts.
 
@@ -106,6 +106,10 @@ def matmul_ceiling(
         (config.d_ff, d): 2,
         (d, config.vocab_size): 1,
     }
+<<<<<<< HEAD
+=======
+    made = {"device": device, "dtype": dtype}
+>>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
     seconds = operations = 0.0
     for (before, after), count in counts.items():
         a = torch.randn(tokens, before, device=device, dtype=kind)
@@ -249,24 +253,35 @@ def ladder(changes: dict[str, dict] = LADDER) -> dict[str, Steps]:
 
 def ladder_on(device: str | None = None) -> dict[str, dict]:
     """The changes, the last of them in the 16 bits that a device has, if it has any."""
+<<<<<<< HEAD
     *same, _ = LADDER
     bits = {kind: {"precision": kind} for kind in fast_kinds(device)[1:]}
     return {name: LADDER[name] for name in same} | bits
+=======
+    *same, _ = _LADDER
+    bits = {kind: {"precision": kind} for kind in fast_precisions(device)[1:]}
+    return {name: _LADDER[name] for name in same} | bits
+>>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
 
 # %% ../notebooks/21_speed.ipynb #9de20638
 def mean_loss(
     model: Transformer,
     batch: Batch,
     loss: str = "real",
-    epsilon: float = 0.1,
+    label_smoothing: float = 0.1,
 ) -> Tensor:
     """The mean smoothed loss of a batch, in one of three forms that agree.
 
     Args:
         model: The model.
         batch: A batch, or packed rows.
+<<<<<<< HEAD
         loss: "all", "real" or "chunked", as in Steps.
         epsilon: Label smoothing.
+=======
+        loss: "all", "real" or "chunked", as in _Steps.
+        label_smoothing: Label smoothing.
+>>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
 
     Raises:
         ValueError: If there is no such form.
@@ -276,12 +291,19 @@ def mean_loss(
     batch = batch.to(model.device)
     if loss == "all":
         logits = model.project(hidden_states(model, batch)).flatten(0, 1).float()
+<<<<<<< HEAD
         target = batch.tgt_out.flatten()
         return F.cross_entropy(
             logits, target, ignore_index=PAD, label_smoothing=epsilon
         )
+=======
+        settings = {"ignore_index": PAD, "label_smoothing": label_smoothing}
+        return F.cross_entropy(logits, batch.tgt_out.flatten(), **settings)
+>>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
     real = (batch.tgt_out != PAD).flatten().nonzero().squeeze(1)  # (N,)
-    return BatchLoss(model, 256 if loss == "chunked" else 0)(batch, real, epsilon)
+    return BatchLoss(model, 256 if loss == "chunked" else 0)(
+        batch, real, label_smoothing
+    )
 
 # %% ../notebooks/21_speed.ipynb #b49608c2
 def attention_as(
@@ -303,15 +325,20 @@ def attention_as(
     return use_attention(model, scaled_dot_product_attention)
 
 # %% ../notebooks/21_speed.ipynb #67744099
+<<<<<<< HEAD
 def trainer(
     model: Transformer, steps: Steps, rate: float = 1e-4
+=======
+def _trainer(
+    model: Transformer, steps: _Steps, lr: float = 1e-4
+>>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
 ) -> Callable[[Batch], Tensor]:
     """A function that makes one update from a batch, and gives its loss.
 
     Args:
         model: The model; its weights change with each call.
         steps: How the update is computed.
-        rate: The learning rate.
+        lr: The learning lr.
 
     Raises:
         ValueError: If there is no such optimizer or precision.
@@ -321,17 +348,28 @@ def trainer(
         raise ValueError(f"precision={steps.precision!r}: must be {known}.")
     optimizer = adam(model, steps.optimizer)
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = lr
     device = next(model.parameters()).device.type
+<<<<<<< HEAD
     kind = PRECISIONS[steps.precision]
     scaled = torch.amp.GradScaler(device, 2.0**10, enabled=kind == torch.float16)
     compute = torch.compile(mean_loss) if steps.compiled else mean_loss
+=======
+    dtype = PRECISIONS[steps.precision]
+    scaled = torch.amp.GradScaler(device, 2.0**10, enabled=dtype == torch.float16)
+    compute = torch.compile(_mean_loss) if steps.compiled else _mean_loss
+>>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
 
     def update(batch):
         optimizer.zero_grad(set_to_none=True)
         with (
+<<<<<<< HEAD
             attention_as(model, steps.attention),
             torch.autocast(device, kind, enabled=kind != torch.float32),
+=======
+            _attention_as(model, steps.attention),
+            torch.autocast(device, dtype, enabled=dtype != torch.float32),
+>>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
         ):
             loss = compute(model, batch, steps.loss)
         scaled.scale(loss).backward()  # in float16; else all three leave it as it is

@@ -258,34 +258,39 @@ class Tokenizer:
         """Number of entries; ids go from 0 to vocab_size - 1."""
         return self.processor.vocab_size()
 
-    def encode(self, text: str, sample: float = 0.0) -> list[int]:
+    def encode(self, text: str, subword_sampling: float = 0.0) -> list[int]:
         """Ids of a sentence, without beginning and end.
 
         Args:
             text: The sentence.
-            sample: Subword regularization: 0 always cuts the text in the same way.
-                Above 0 the cut is drawn at random, for BPE with this probability of
-                leaving out a merge (BPE-dropout), for unigram from the model's
-                distribution to this power.
+            subword_sampling: Subword regularization: 0 always cuts the text in the
+                same way. Above 0 the cut is drawn at random, for BPE with this
+                probability of leaving out a merge (BPE-dropout), for unigram from
+                the model's distribution to this power.
                 `sentencepiece.set_random_generator_seed` makes it repeatable.
 
         Source:
             Kudo 2018; Provilkov et al. 2020.
         """
-        return self.encode_all([text], sample=sample)[0]
+        return self.encode_all([text], subword_sampling=subword_sampling)[0]
 
     def encode_all(
-        self, texts: Sequence[str], threads: int = 1, sample: float = 0.0
+        self, texts: Sequence[str], threads: int = 1, subword_sampling: float = 0.0
     ) -> list[list[int]]:
         """Ids of many sentences, as encode gives them.
 
         Args:
             texts: The sentences.
             threads: Threads that cut them; sampling has one, whose seed is known.
-            sample: As for encode.
+            subword_sampling: As for encode.
         """
-        if not isinstance(sample, int | float) or not 0 <= sample <= 1:
-            raise ValueError(f"sample={sample!r}: must be from 0 to 1.")
+        if (
+            not isinstance(subword_sampling, int | float)
+            or not 0 <= subword_sampling <= 1
+        ):
+            raise ValueError(
+                f"subword_sampling={subword_sampling!r}: must be from 0 to 1."
+            )
         if type(threads) is not int or not 1 <= threads <= 1024:
             raise ValueError(
                 f"threads={threads!r}: must be a whole number from 1 to 1,024."
@@ -295,10 +300,10 @@ class Tokenizer:
             for t in _each_sentence("texts", texts)
         ]  # half a surrogate pair is no character
         encode = self.processor.encode
-        if not sample:
+        if not subword_sampling:
             return encode(texts, num_threads=threads)
         return [
-            encode(text, enable_sampling=True, alpha=sample, nbest_size=-1)
+            encode(text, enable_sampling=True, alpha=subword_sampling, nbest_size=-1)
             for text in texts
         ]
 

@@ -143,7 +143,7 @@ class Embeddings(nn.Module):
         ids: Tensor,
         table: nn.Module,
         positions: nn.Module,
-        places: int | Tensor = 0,
+        position_ids: int | Tensor = 0,
     ) -> Tensor:
         """Ids to vectors: (B, T) -> (B, T, D).
 
@@ -151,22 +151,24 @@ class Embeddings(nn.Module):
             ids: int64, shape (B, T).
             table: What gives the row of each id.
             positions: What gives the rows of positions.
-            places: The position of the first column, or of each id, shape (B, T).
+            position_ids: The position of the first column, or of each id, shape (B, T).
         """
         x = table(ids) * math.sqrt(self.config.d_model)  # (B, T) -> (B, T, D)
-        if isinstance(places, Tensor):
-            return self.dropout(x + positions(int(places.max()) + 1)[places])
-        return self.dropout(x + positions(ids.shape[1], places))  # + (T, D)
+        if isinstance(position_ids, Tensor):
+            return self.dropout(
+                x + positions(int(position_ids.max()) + 1)[position_ids]
+            )
+        return self.dropout(x + positions(ids.shape[1], position_ids))  # + (T, D)
 
-    def embed_source(self, src_ids: Tensor, places: int | Tensor = 0) -> Tensor:
-        """Source ids to vectors: (B, S) -> (B, S, D); places as for embed."""
+    def embed_source(self, src_ids: Tensor, position_ids: int | Tensor = 0) -> Tensor:
+        """Source ids to vectors: (B, S) -> (B, S, D); position_ids as for embed."""
         src_ids = src_ids.to(self.device)
-        return self.embed(src_ids, self.src_embedding, self.src_positions, places)
+        return self.embed(src_ids, self.src_embedding, self.src_positions, position_ids)
 
-    def embed_target(self, tgt_ids: Tensor, places: int | Tensor = 0) -> Tensor:
-        """Target ids to vectors: (B, T) -> (B, T, D); places as for embed."""
+    def embed_target(self, tgt_ids: Tensor, position_ids: int | Tensor = 0) -> Tensor:
+        """Target ids to vectors: (B, T) -> (B, T, D); position_ids as for embed."""
         tgt_ids = tgt_ids.to(self.device)
-        return self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions, places)
+        return self.embed(tgt_ids, self.tgt_embedding, self.tgt_positions, position_ids)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: (..., d_model) -> (..., vocab_size)."""
@@ -208,7 +210,10 @@ class Transformer(Embeddings):
         return Encoder(**settings), Decoder(**settings)
 
     def encode(
-        self, src_ids: Tensor, mask: Tensor | None = None, places: int | Tensor = 0
+        self,
+        src_ids: Tensor,
+        mask: Tensor | None = None,
+        position_ids: int | Tensor = 0,
     ) -> Tensor:
         """Read the source.
 
@@ -216,7 +221,7 @@ class Transformer(Embeddings):
             src_ids: int64, shape (B, S), padded with 0.
             mask: True where a position may look, broadcasts to (B, H, S, S); at all but
                 padding if None.
-            places: Positions, as for :meth:`embed`.
+            position_ids: Positions, as for :meth:`embed`.
 
         Returns:
             The memory, shape (B, S, d_model).
@@ -226,7 +231,7 @@ class Transformer(Embeddings):
         """
         require_ids(src_ids, self.config.vocab_size, "src_ids")
         mask = _checked_mask(padding_mask(src_ids) if mask is None else mask)
-        x = self.embed_source(src_ids, places)  # (B, S) -> (B, S, D)
+        x = self.embed_source(src_ids, position_ids)  # (B, S) -> (B, S, D)
         return self.encoder(x, mask.to(self.device))
 
     def decode(
@@ -236,7 +241,7 @@ class Transformer(Embeddings):
         src_ids: Tensor,
         self_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        places: int | Tensor = 0,
+        position_ids: int | Tensor = 0,
     ) -> Tensor:
         """Read the target so far, looking at the memory.
 
@@ -248,7 +253,7 @@ class Transformer(Embeddings):
                 (B, H, T, T); the causal mask if None.
             memory_mask: True where it may look at the source, broadcasts to
                 (B, H, T, S); at all but padding if None.
-            places: Positions, as for :meth:`embed`.
+            position_ids: Positions, as for :meth:`embed`.
 
         Returns:
             Hidden states, shape (B, T, d_model); project turns them into logits.
@@ -263,7 +268,7 @@ class Transformer(Embeddings):
         if memory_mask is None:
             memory_mask = padding_mask(src_ids)  # (B, 1, 1, S)
         masks = map(_checked_mask, (self_mask, memory_mask))
-        x = self.embed_target(tgt_ids, places)  # (B, T) -> (B, T, D)
+        x = self.embed_target(tgt_ids, position_ids)  # (B, T) -> (B, T, D)
         return self.decoder(x, *(y.to(self.device) for y in (memory, *masks)))
 
     def forward(self, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:

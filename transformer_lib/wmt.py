@@ -93,13 +93,13 @@ def our_result(size: str, pair: str) -> dict | None:
 _SUSTAINED = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}  # per second
 
 
-def training_cost(days: float, processors: int, kind: str) -> float:
+def training_cost(days: float, processors: int, processor: str) -> float:
     """Training cost as the paper reckons it: seconds x processors x sustained rate.
 
     Args:
         days: Time of training.
         processors: How many were used.
-        kind: Which: "K80", "K40", "M40" or "P100".
+        processor: Which: "K80", "K40", "M40" or "P100".
 
     Returns:
         Floating point operations.
@@ -109,9 +109,11 @@ def training_cost(days: float, processors: int, kind: str) -> float:
 
     Source: Vaswani et al. 2017, section 6.1 and its footnote.
     """
-    if kind not in _SUSTAINED:
-        raise ValueError(f"kind={kind!r}: must be one of {', '.join(_SUSTAINED)}.")
-    return days * 86400 * processors * _SUSTAINED[kind]
+    if processor not in _SUSTAINED:
+        raise ValueError(
+            f"processor={processor!r}: must be one of {', '.join(_SUSTAINED)}."
+        )
+    return days * 86400 * processors * _SUSTAINED[processor]
 
 # %% ../notebooks/24_wmt.ipynb #2e03aa41
 def prepare_wmt(

@@ -86,7 +86,7 @@ def facts() -> dict:
     def count(part: str) -> int:
         return sum(p.numel() for p in model.get_submodule(part).parameters())
 
-    smoothing = defaults(objective.label_smoothed_cross_entropy)["epsilon"]
+    smoothing = defaults(objective.label_smoothed_cross_entropy)["label_smoothing"]
     return {
         "config": config,
         "pieces": " ".join(tokenizer.pieces(SENTENCE)),
@@ -94,7 +94,7 @@ def facts() -> dict:
         "bleu": evaluation.sentence_bleu([said], [REFERENCE])[0],
         "beam": beam_size,
         "alpha": alpha,
-        "epsilon": smoothing,
+        "label_smoothing": smoothing,
         "warmup": defaults(objective.noam_lr)["warmup"],
         "src": tuple(src.shape),
         "tgt": tuple(tgt.shape),
@@ -309,7 +309,7 @@ def encoder(known) -> Column:
         "12_training",
         "Training: all places at once",
         "pairs 08 · batches 10 · loss, rate 11 · runs 13",
-        f"cross-entropy, smoothed by ε = {known['epsilon']}",
+        f"cross-entropy, smoothed by ε = {known['label_smoothing']}",
         f"Adam, rate min(1/√t, t/√{known['warmup']}³) / √{c.d_model}",
         arrow=False,
     )

@@ -333,17 +333,17 @@ class Packed(Batch):
     """Rows that hold several sentence pairs each.
 
     Args:
-        src_part: int64, (B, S): which pair of its row a token belongs to, counted
+        src_segments: int64, (B, S): which pair of its row a token belongs to, counted
             from 1; 0 is padding.
-        tgt_part: int64, (B, T), likewise.
-        src_place: int64, (B, S): position within its own sentence.
-        tgt_place: int64, (B, T), likewise.
+        tgt_segments: int64, (B, T), likewise.
+        src_position_ids: int64, (B, S): position within its own sentence.
+        tgt_position_ids: int64, (B, T), likewise.
     """
 
-    src_part: Tensor
-    tgt_part: Tensor
-    src_place: Tensor
-    tgt_place: Tensor
+    src_segments: Tensor
+    tgt_segments: Tensor
+    src_position_ids: Tensor
+    tgt_position_ids: Tensor
 
 
 def pack(pairs: TokenPairs, indices: Sequence[int], width: int) -> Packed:

@@ -80,7 +80,7 @@ def prepare(
     corpus: str | Path | dict,
     folder: str | Path,
     vocab_size: int = 8000,
-    kind: str = "bpe",
+    model_type: str = "bpe",
     max_length: int = 128,
     tokenizer: Tokenizer | None = None,
     threads: int | None = None,
@@ -89,7 +89,7 @@ def prepare(
     show: bool = False,
     sample_size: int = 200_000,
     max_pairs: int | None = None,
-    sample: float = 0.0,
+    subword_sampling: float = 0.0,
     copies: int = 1,
     normalize: str | None = None,
     fold: bool = True,
@@ -105,7 +105,7 @@ def prepare(
         corpus: What load_corpus takes.
         folder: Where tokenizer.model, train, valid and data.json go.
         vocab_size: Entries of the shared vocabulary.
-        kind: "bpe" or "unigram".
+        model_type: "bpe" or "unigram".
         max_length: Longest side that is kept, in tokens, without special ids.
         tokenizer: One to use instead of learning one.
         threads: Threads that tokenize; as many as there are cores if None.
@@ -115,8 +115,8 @@ def prepare(
         sample_size: Pairs to learn the vocabulary from, at most.
         max_pairs: Train on a random sample of so many pairs, which is held in memory;
             None for all.
-        sample: Subword regularization of the training text, as for Tokenizer.encode:
-            the copies after the first are cut at random.
+        subword_sampling: Subword regularization of the training text, as for
+            Tokenizer.encode: the copies after the first are cut at random.
         copies: How often each training pair is written; one epoch reads all copies.
         normalize: As for Tokenizer.train. None: "nfc" for a user's own files, and
             "nmt_nfkc" for the known corpora, since their stored results have it.
@@ -132,13 +132,13 @@ def prepare(
     folder = as_path("folder", folder)
     settings = {
         "vocab_size": vocab_size,
-        "kind": kind,
+        "model_type": model_type,
         "max_length": max_length,
         "max_words": max_words,
         "seed": seed,
         "sample_size": sample_size,
         "max_pairs": max_pairs,
-        "sample": sample,
+        "subword_sampling": subword_sampling,
         "copies": copies,
     }
     _check_settings(settings, threads)
@@ -383,7 +383,8 @@ def _write_split(
         pairs: The stream.
         tokenizer: What cuts it.
         path: The folder; it must not exist.
-        settings: max_length in tokens, max_words or None; perhaps sample and copies.
+        settings: max_length in tokens, max_words or None; perhaps subword_sampling
+            and copies.
         threads: Threads that tokenize.
         bar: A progress bar.
 
@@ -430,7 +431,7 @@ def _tokenize_piece(
 
 def _redrawn(piece: list, tokenizer: Tokenizer, settings: dict) -> Iterator[list]:
     """The further copies of some pairs, each cut anew at random."""
-    sample = settings.get("sample", 0.0)
+    sample = settings.get("subword_sampling", 0.0)
     for _ in range(settings.get("copies", 1) - 1):
         sides = ([pair[side] for pair in piece] for side in (0, 1))
         rows = zip(*(tokenizer.encode_all(s, 1, sample) for s in sides), strict=True)
@@ -500,13 +501,13 @@ def _write_prepared(
         tokenizer = Tokenizer.train(
             sides,
             settings["vocab_size"],
-            settings["kind"],
+            settings["model_type"],
             normalize=settings.get("normalize", "nmt_nfkc"),
         )
         del sample
     tokenizer.save(part / "tokenizer.model")
     sentencepiece.set_random_generator_seed(settings["seed"])
-    once = settings | {"sample": 0.0, "copies": 1}
+    once = settings | {"subword_sampling": 0.0, "copies": 1}
     data = {"format": 1, "corpus": corpus, "settings": settings}
     data["input_files"] = _input_files(corpus)
     with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
@@ -578,12 +579,15 @@ def _changed_files(prepared: Prepared, corpus) -> str:
 
 def _check_settings(settings: dict, threads: int | None) -> None:
     """Refuse numbers below 1, a share that is none, and a seed that is none."""
-    sample, seed, most = settings["sample"], settings["seed"], 2**32 - 1
-    if not isinstance(sample, int | float) or not 0 <= sample <= 1:
-        raise ValueError(f"sample={sample!r}: must be from 0 to 1.")
+    alpha, seed, most = settings["subword_sampling"], settings["seed"], 2**32 - 1
+    if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+        raise ValueError(f"subword_sampling={alpha!r}: must be from 0 to 1.")
     if type(seed) is not int or not 0 <= seed <= most:  # SentencePiece's
         raise ValueError(f"seed={seed!r}: must be a whole number from 0 to {most:,}.")
-    other, optional = ("kind", "seed", "sample"), ("max_words", "max_pairs", "threads")
+    other, optional = (
+        ("model_type", "seed", "subword_sampling"),
+        ("max_words", "max_pairs", "threads"),
+    )
     numbers = {k: v for k, v in settings.items() if k not in other}
     for name, value in (numbers | {"threads": threads}).items():
         most = 1024 if name == "threads" else 10**9

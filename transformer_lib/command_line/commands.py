@@ -136,7 +136,7 @@ def _prepare(
     valid: Files = None,
     out: Place,
     vocab_size: Whole = 8000,
-    kind: Literal["bpe", "unigram"] = "bpe",
+    model_type: Literal["bpe", "unigram"] = "bpe",
     max_length: Whole = 128,
     share: Share = None,
     normalize: Literal["nmt_nfkc", "nfkc", "nfc", "identity"] | None = None,
@@ -149,7 +149,7 @@ def _prepare(
     Args:
         out: Where the tokenized text goes.
         vocab_size: Pieces of the shared vocabulary.
-        kind: How the pieces are learned.
+        model_type: How the pieces are learned.
         max_length: Longest side of a pair, in pieces.
         share: Part of the text to validate on without --valid (0.01).
         normalize: Done to all text (nfc; known corpora: nmt_nfkc).
@@ -168,7 +168,7 @@ def _prepare(
         spec,
         out,
         vocab_size=vocab_size,
-        kind=kind,
+        model_type=model_type,
         max_length=max_length,
         tokenizer=tokenizer,
         seed=seed,
@@ -434,8 +434,8 @@ def _export(
     from transformer_lib.storage import ensure_writable
 
     ensure_writable(out, folder=True)
-    kinds = to or EXPORTS
-    need_packages(kinds)
+    formats = to or EXPORTS
+    need_packages(formats)
     loaded, tokenizer, about = load_pretrained(model)
     if sentences:
         name, lines = sentences, list(lines_of([sentences]))[:200]
@@ -443,7 +443,7 @@ def _export(
         name, lines = unseen_sentences(about)
     if not any(tokenizer.encode_all(lines)):
         raise ValueError(f"{name} has no sentence with a word to prove it with.")
-    folders = export_model(loaded, tokenizer, out, about, kinds)
+    folders = export_model(loaded, tokenizer, out, about, formats)
     print(f"Log-probabilities of tokens, on {len(lines)} sentences of {name}:")
     for kind, apart in prove(loaded, tokenizer, folders, lines).items():
         print(f"  {folders[kind]}: within {apart:.0e} of the model's")

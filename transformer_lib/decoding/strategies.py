@@ -126,7 +126,7 @@ NEVER_GENERATED = (PAD, BOS)  # they are no words
 def greedy_search(  # type: ignore[return]
     steps: "FullSteps | CachedSteps",
     limits: Tensor,
-    choose: Callable[[Tensor], Tensor] | None = None,
+    select: Callable[[Tensor], Tensor] | None = None,
 ) -> list[list[int]]:
     """The most probable token at each step, until the end symbol or the limit.
 
@@ -134,7 +134,7 @@ def greedy_search(  # type: ignore[return]
         steps: What says which token comes next.
         limits: int64, shape (B,): the most tokens that each output may have. The
             search runs on their device.
-        choose: From logits, (B, V), to one token of each row, (B,): the most probable
+        select: From logits, (B, V), to one token of each row, (B,): the most probable
             if None.
 
     Returns:
@@ -155,7 +155,7 @@ def greedy_search(  # type: ignore[return]
             return outputs
         logits = steps.step(tokens, torch.zeros_like(tokens)).to(limits.device)
         logits = logits.index_fill(-1, tokens.new_tensor(NEVER_GENERATED), -torch.inf)
-        tokens = (choose or _most_probable)(logits[:, 0])[:, None]  # (B, 1)
+        tokens = (select or _most_probable)(logits[:, 0])[:, None]  # (B, 1)
         for row, token in zip(rows.tolist(), tokens[:, 0].tolist(), strict=True):
             outputs[row] += [token] * (token != EOS)
         going = (tokens[:, 0] != EOS) & (length < limits)

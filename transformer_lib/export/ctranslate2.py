@@ -37,21 +37,25 @@ from ..transformer import Transformer
 from ..translator import trained_length, translate_lines
 
 # %% ../../notebooks/22_export.ipynb #ea93226e
-def ctranslate2_spec(model: Transformer, names: Sequence[str], kind: str = "float32"):
+def ctranslate2_spec(
+    model: Transformer, names: Sequence[str], quantization: str = "float32"
+):
     """The model as a ctranslate2.specs.TransformerSpec, ready to be saved.
 
     Args:
         model: The model; post-norm or pre-norm, tied or not. Its tensors are copied.
         names: The text of each piece of the vocabulary.
-        kind: How weights are stored: "float32", "float16", or "int8" (CTranslate2's:
-            8 bits with a scale for each row).
+        quantization: How weights are stored: "float32", "float16", or "int8"
+            (CTranslate2's: 8 bits with a scale for each row).
 
     Raises:
         ValueError: If CTranslate2 has no place for one of the model's settings, or
-            the kind is unknown.
+            the quantization is unknown.
     """
-    if kind not in ("float32", "float16", "int8"):
-        raise ValueError(f'kind={kind!r}: must be "float32", "float16" or "int8".')
+    if quantization not in ("float32", "float16", "int8"):
+        raise ValueError(
+            f'quantization={quantization!r}: must be "float32", "float16" or "int8".'
+        )
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.common_spec import Activation
 
@@ -79,7 +83,7 @@ def ctranslate2_spec(model: Transformer, names: Sequence[str], kind: str = "floa
     spec.config.layer_norm_epsilon = model.encoder.layers[0].residual_1.norm.eps
     spec.config.decoder_start_token, spec.config.add_source_eos = names[BOS], True
     spec.validate()
-    spec.optimize(quantization=None if kind == "float32" else kind)
+    spec.optimize(quantization=None if quantization == "float32" else quantization)
     return spec
 
 # %% ../../notebooks/22_export.ipynb #d5dbd266
@@ -136,7 +140,7 @@ def _export_ctranslate2(
     model: Transformer,
     tokenizer: Tokenizer,
     folder: str | Path,
-    kind: str = "float32",
+    quantization: str = "float32",
     about: dict | None = None,
 ) -> Path:
     """Write a model as CTranslate2 reads it, with its tokenizer beside it.
@@ -145,7 +149,7 @@ def _export_ctranslate2(
         model: A trained model.
         tokenizer: Its tokenizer.
         folder: Where to; an earlier export there is replaced.
-        kind: How weights are stored, as in ctranslate2_spec.
+        quantization: How weights are stored, as in ctranslate2_spec.
         about: The model's record, as load_pretrained gives it.
 
     Returns:
@@ -153,12 +157,13 @@ def _export_ctranslate2(
 
     Raises:
         ValueError: If CTranslate2 has no place for the model, the folder holds
-            something else, the kind is unknown or the tokenizer is not the model's.
+            something else, the quantization is unknown or the tokenizer is not the
+            model's.
         OSError: If it cannot be written; what was there before is still there.
     """
     folder = Path(folder)
     _check_export(model, tokenizer, folder, "ctranslate2")
-    spec = ctranslate2_spec(model, piece_names(tokenizer), kind)
+    spec = ctranslate2_spec(model, piece_names(tokenizer), quantization)
     spec.config.add_attribute("max_length", trained_length(about or {}))
     with whole_folder(folder) as aside:
         spec.save(str(aside))
@@ -173,7 +178,7 @@ class CTranslate2Model:
     Args:
         folder: What _export_ctranslate2 wrote.
         threads: Threads of one translation, at most 256.
-        kind: How it computes; as the weights are stored, if "default".
+        compute_type: How it computes; as the weights are stored, if "default".
         device: "cpu" or "cuda". Not CUDA by default where there is one: CTranslate2
             looks for libraries of CUDA that torch need not bring (cuBLAS 12 for its
             4.8), and misses them only when it translates.
@@ -186,7 +191,7 @@ class CTranslate2Model:
         self,
         folder: str | Path,
         threads: int = 1,
-        kind: str = "default",
+        compute_type: str = "default",
         device: str = "cpu",
     ):
         import ctranslate2
@@ -207,7 +212,7 @@ class CTranslate2Model:
             self.engine = ctranslate2.Translator(
                 str(folder),
                 device=device,
-                compute_type=kind,
+                compute_type=compute_type,
                 intra_threads=threads,
                 inter_threads=1,
             )

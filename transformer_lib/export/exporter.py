@@ -34,7 +34,7 @@ def export_model(
     tokenizer: Tokenizer,
     folder: str | Path,
     about: dict | None = None,
-    kinds: Sequence[str] = EXPORTS,
+    formats: Sequence[str] = EXPORTS,
 ) -> dict[str, Path]:
     """Write a model for other programs, each kind into a folder of its name.
 
@@ -45,7 +45,7 @@ def export_model(
         tokenizer: Its tokenizer.
         folder: Where to.
         about: The model's record, as load_pretrained gives it.
-        kinds: Some of EXPORTS.
+        formats: Some of EXPORTS.
 
     Returns:
         The folder of each kind.
@@ -61,9 +61,9 @@ def export_model(
         raise ValueError(
             f"export_model needs a Transformer and its Tokenizer; it got {given}."
         )
-    if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds:
-        raise ValueError(f"kinds={kinds!r}: give a list of {', '.join(EXPORTS)}.")
-    if unknown := [str(kind) for kind in kinds if kind not in EXPORTS]:
+    if isinstance(formats, str) or not isinstance(formats, Sequence) or not formats:
+        raise ValueError(f"formats={formats!r}: give a list of {', '.join(EXPORTS)}.")
+    if unknown := [str(kind) for kind in formats if kind not in EXPORTS]:
         known = ", ".join(EXPORTS)
         raise ValueError(f"{', '.join(sorted(unknown))}: there are {known}.")
     from transformer_lib.export.ctranslate2 import _export_ctranslate2
@@ -79,11 +79,11 @@ def export_model(
         )
     for kind, stored in (("ctranslate2", "float32"), ("ctranslate2-int8", "int8")):
         writers[kind] = functools.partial(
-            _export_ctranslate2, model, tokenizer, kind=stored, about=about
+            _export_ctranslate2, model, tokenizer, quantization=stored, about=about
         )
-    for kind in kinds:  # first all that can be said before anything is written
+    for kind in formats:  # first all that can be said before anything is written
         _check_export(model, tokenizer, Path(folder) / kind, kind)
-    written = {kind: writers[kind](Path(folder) / kind) for kind in kinds}
+    written = {kind: writers[kind](Path(folder) / kind) for kind in formats}
     for kind in EXPORTS:  # the folder is an export's now
         sweep_part(Path(folder) / kind)
     for path in leftovers(folder, "probe"):
@@ -99,13 +99,13 @@ _PACKAGES = {
 }
 
 
-def need_packages(kinds: Sequence[str]) -> None:
-    """Say which packages some kinds of export, or "serving", need; and how to get them.
+def need_packages(formats: Sequence[str]) -> None:
+    """Say which packages some formats, or "serving", need; and how to get them.
 
     Raises:
         ValueError: If one is missing.
     """
-    of = dict.fromkeys(kind.removesuffix("-int8") for kind in kinds)
+    of = dict.fromkeys(kind.removesuffix("-int8") for kind in formats)
     names = [name for kind in of for name in _PACKAGES.get(kind, [])]
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:

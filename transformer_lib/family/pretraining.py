@@ -144,7 +144,9 @@ def fit_steps(
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
     """Every position says the token after it: nats a token of ids, (B, T)."""
     ids = ids.to(model.device)
-    return label_smoothed_cross_entropy(model(ids[:, :-1]), ids[:, 1:], epsilon=0.0)
+    return label_smoothed_cross_entropy(
+        model(ids[:, :-1]), ids[:, 1:], label_smoothing=0.0
+    )
 
 # %% ../../notebooks/28_family.ipynb #682db54e
 def mask_tokens(
@@ -190,7 +192,7 @@ def hidden_loss(model: nn.Module, ids: Tensor, mask_id: int) -> Tensor:
     """The hidden tokens of ids, (B, T), are to be said; no other counts."""
     seen, wanted = mask_tokens(ids, mask_id, vocab_size=mask_id)
     wanted = wanted.to(model.device)
-    return label_smoothed_cross_entropy(model(seen), wanted, epsilon=0.0)
+    return label_smoothed_cross_entropy(model(seen), wanted, label_smoothing=0.0)
 
 # %% ../../notebooks/28_family.ipynb #26f6197c
 def _random_spans(
@@ -297,4 +299,4 @@ def span_loss(model: nn.Module, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
     """Nats a token of what was cut out, sentinels included."""
     tgt_ids = tgt_ids.to(model.device)
     logits = model(src_ids, tgt_ids[:, :-1])
-    return label_smoothed_cross_entropy(logits, tgt_ids[:, 1:], epsilon=0.0)
+    return label_smoothed_cross_entropy(logits, tgt_ids[:, 1:], label_smoothing=0.0)

@@ -187,13 +187,13 @@ class LabelTask:
         ids = flatten(self.tokenizer.encode_all(sources), self.tokenizer.vocab_size)
         return TokenPairs(*ids, *flatten(targets, EOS + 1 + len(self.table)))
 
-    def loss(self, model: Labeller, batch: Batch, epsilon: float) -> Tensor:
+    def loss(self, model: Labeller, batch: Batch, label_smoothing: float) -> Tensor:
         """Mean over words of the three smoothed losses together, in nats.
 
         Args:
             model: The model.
             batch: Slots, and numbers of label triples.
-            epsilon: Label smoothing.
+            label_smoothing: Label smoothing.
         """
         device = model.embedding.weight.device
         triples = batch.tgt_out[:, :-1].to(device)  # (B, W): the end is no word
@@ -202,7 +202,7 @@ class LabelTask:
         loss = torch.zeros((), device=device)
         for kind, logits in enumerate(model(batch.src_ids)):
             loss = loss + nn.functional.cross_entropy(
-                logits[real].float(), labels[:, kind], label_smoothing=epsilon
+                logits[real].float(), labels[:, kind], label_smoothing=label_smoothing
             )
         return loss
 

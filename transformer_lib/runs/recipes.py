@@ -31,18 +31,18 @@ class Recipe:
         max_length: Longest side of a pair, in tokens.
         max_words: Longest side of a pair, in words; None for no limit.
         max_pairs: Train on a random sample of so many pairs; None for all.
-        sample: Subword regularization of the training text, from 0 to 1.
+        subword_sampling: Subword regularization of the training text, from 0 to 1.
         copies: How often each pair is cut; an epoch reads all of these.
         max_tokens: Token budget of a batch, for source and for target.
         accumulate: Batches whose gradients are summed for one update.
         max_steps: Updates.
         warmup: Updates until the learning rate's peak.
         cooldown: Last updates, in which the rate is brought down to 0 as well.
-        factor: What the paper's learning rate is multiplied by.
-        epsilon: Label smoothing.
+        lr_factor: What the paper's learning rate is multiplied by.
+        label_smoothing: Label smoothing.
         seed: Seed of weights, dropout and batch order.
         validate_every: Updates between validations and checkpoints.
-        kind: Kind of subwords, "bpe" or "unigram".
+        model_type: How subwords are learned, "bpe" or "unigram".
         dropout_after: Dropout is off up to this update, and on from the next.
         fast_dropout: Whether dropout on a CPU draws 16 random bits for each number.
         clip: Longest gradient; 0 for no limit, as in the paper.
@@ -75,18 +75,18 @@ class Recipe:
     max_length: int = 128
     max_words: int | None = None
     max_pairs: int | None = None
-    sample: float = 0.0
+    subword_sampling: float = 0.0
     copies: int = 1
     max_tokens: int = 4096
     accumulate: int = 1
     max_steps: int = 1000
     warmup: int = 400
     cooldown: int = 0
-    factor: float = 1.0
-    epsilon: float = 0.1
+    lr_factor: float = 1.0
+    label_smoothing: float = 0.1
     seed: int = 0
     validate_every: int = 200
-    kind: str = "bpe"
+    model_type: str = "bpe"
     dropout_after: int = 0
     fast_dropout: bool = False
     clip: float = 0.0
@@ -216,7 +216,7 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "max_words": _OPTIONAL,
     "max_pairs": _OPTIONAL,
     "copies": _whole(1, 1000),
-    "sample": (lambda v: _is_real(v) and 0 <= v <= 1, "from 0 to 1"),
+    "subword_sampling": (lambda v: _is_real(v) and 0 <= v <= 1, "from 0 to 1"),
     "joined": _share(100),
     "renamed": _share(100),
     "varied": (
@@ -227,14 +227,14 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
         ),
         f"a table of shares, 0 or more, for any of {', '.join(COPIES)}",
     ),
-    "kind": _one_of("bpe", "unigram"),
+    "model_type": _one_of("bpe", "unigram"),
     "start_from": _TEXT,
     "accumulate": _whole(1, 10_000),
     "max_steps": _whole(1),
     "warmup": _whole(1),
     "cooldown": _whole(0),
-    "factor": (lambda v: _is_real(v) and v > 0, "a number above 0"),
-    "epsilon": (
+    "lr_factor": (lambda v: _is_real(v) and v > 0, "a number above 0"),
+    "label_smoothing": (
         lambda v: _is_real(v) and 0 <= v < 1,
         "a number, 0 or more and below 1",
     ),

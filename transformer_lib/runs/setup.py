@@ -74,12 +74,12 @@ def ready_data(
             recipe.corpus,
             folder,
             recipe.vocab_size,
-            recipe.kind,
+            recipe.model_type,
             recipe.max_length,
             known,
             max_words=recipe.max_words,
             max_pairs=recipe.max_pairs,
-            sample=recipe.sample,
+            subword_sampling=recipe.subword_sampling,
             copies=recipe.copies,
         )
     ready = Prepared.load(folder, verify=True)
@@ -102,16 +102,18 @@ def _check_prepared(recipe: Recipe, ready: Prepared, folder: Path) -> None:
     there = ready.data["settings"]
     names = (
         "vocab_size",
-        "kind",
+        "model_type",
         "max_length",
         "max_words",
         "max_pairs",
-        "sample",
+        "subword_sampling",
         "copies",
     )
     for name in names:
         wanted = getattr(recipe, name)
-        if there.get(name) != wanted and not (name == "kind" and "tokenizer" in there):
+        if there.get(name) != wanted and not (
+            name == "model_type" and "tokenizer" in there
+        ):
             raise ValueError(
                 f"{folder} was prepared with {name}={there.get(name)!r}; recipe "
                 f"{recipe.name} says {wanted!r}."

@@ -302,7 +302,7 @@ def _bar(recipe: Recipe, at: Progress, show: bool) -> tqdm:
 
 def lr_at(recipe: Recipe, d_model: int, step: int) -> float:
     """The learning rate of an update: the paper's, and a line down to 0 at the end."""
-    rate = noam_lr(step, d_model, recipe.warmup, recipe.factor)
+    rate = noam_lr(step, d_model, recipe.warmup, recipe.lr_factor)
     return rate * min(1.0, (recipe.max_steps + 1 - step) / (recipe.cooldown + 1))
 
 # %% ../../notebooks/13_runs.ipynb #e1717e6f
@@ -314,7 +314,7 @@ class _Window:
         loss: Sum of the losses, in nats.
         tokens: Target tokens.
         norms: Length of each update's gradient.
-        rate: The last learning rate.
+        lr: The last learning rate.
         began: When the first update was done; tokens a second count from there.
         first: Tokens of that first update.
         now: When the last update was done.
@@ -323,14 +323,14 @@ class _Window:
     loss: float = 0.0
     tokens: int = 0
     norms: list[float] = field(default_factory=list)
-    rate: float = 0.0
+    lr: float = 0.0
     began: float = 0.0
     first: int = 0
     now: float = 0.0
 
     def add(self, done: tuple[Update, float], now: float) -> None:
         """Count one more update, with its learning rate."""
-        update, self.rate = done
+        update, self.lr = done
         if not self.norms:
             self.began, self.first = now, update.tokens
         self.loss, self.tokens = self.loss + update.loss, self.tokens + update.tokens
@@ -377,7 +377,7 @@ def one_update(
     lr = rate(at.step)
     scaled = recipe.precision == "float16"
     while True:
-        rest = lr, recipe.epsilon, recipe.clip, recipe.precision
+        rest = lr, recipe.label_smoothing, recipe.clip, recipe.precision
         scale = at.scale if scaled else 1.0
         done = update(state.shared, state.optimizer, made, *rest, scale)
         if scaled:
@@ -419,14 +419,14 @@ def _describe_failure(done: Update, step: int, group: Sequence[Place]) -> str:
     return (
         f"the {what} is not a finite number at update {step} ({batch}). The weights "
         "were not changed by it, and the last checkpoint is from before it. Train "
-        "anew, in another folder, with a lower factor, a longer warmup, or clip = 1."
+        "anew, in another folder, with a lower lr_factor, a longer warmup, or clip = 1."
     )
 
 
 def _show_progress(bar: tqdm, since: _Window) -> None:
     """Show loss, learning rate, gradient and speed behind the bar."""
     bar.set_postfix_str(
-        f"loss {since.loss / since.tokens:.2f}, rate {since.rate:.1e}, "
+        f"loss {since.loss / since.tokens:.2f}, lr {since.lr:.1e}, "
         f"gradient {since.norms[-1]:.2f}, {since.speed:,.0f} tokens/s",
         refresh=False,
     )
@@ -446,7 +446,7 @@ def _validate_and_save(
     loss = validation_loss(model, data.valid, recipe.max_tokens)
     best = min((r["valid_loss"] for r in at.history), default=math.inf)
     record = {k: getattr(at, k) for k in ("step", "epoch", "tokens", "seconds")}
-    record |= {"lr": since.rate, "train_loss": since.loss / since.tokens}
+    record |= {"lr": since.lr, "train_loss": since.loss / since.tokens}
     record |= {"valid_loss": loss, "grad_norm": sum(since.norms) / len(since.norms)}
     record |= {"grad_norm_max": max(since.norms), "tokens_per_second": since.speed}
     at.history.append(record)
