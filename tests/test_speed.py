@@ -173,13 +173,8 @@ def test_the_last_step_of_a_gpu_is_in_the_bits_that_it_is_fast_in(
 def test_a_cpu_that_emulates_16_bits_is_not_raced_in_them(monkeypatch):
     rates = {"float32": 42e9, "bfloat16": 5e8}
     monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
-<<<<<<< HEAD
-    assert fast_kinds("cpu") == ["float32"]
-    assert list(ladder_on("cpu")) == list(LADDER)[:-1]
-=======
     assert fast_precisions("cpu") == ["float32"]
-    assert list(ladder_on("cpu")) == list(_LADDER)[:-1]
->>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
+    assert list(ladder_on("cpu")) == list(LADDER)[:-1]
 
 
 def test_float16_scales_the_loss_and_skips_what_overflows(monkeypatch):

@@ -516,17 +516,12 @@ def test_recipes_are_the_papers(size, pair):
     recipe = Recipe.load(f"wmt14-{pair}-{size}")
     assert recipe.model == PAPER[size] | {"dropout": DROPOUT[size, pair]}
     assert recipe.max_steps == STEPS[size] and recipe.keep_last == AVERAGED[size]
-<<<<<<< HEAD
     assert recipe.vocab_size == VOCABULARY[pair] == wmt.VOCABULARY[pair]
-    assert recipe.warmup == 4000 and recipe.factor == 1.0 and recipe.epsilon == 0.1
-=======
-    assert recipe.vocab_size == VOCABULARY[pair] == wmt._VOCABULARY[pair]
     assert (
         recipe.warmup == 4000
         and recipe.lr_factor == 1.0
         and recipe.label_smoothing == 0.1
     )
->>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
     assert recipe.max_tokens * recipe.accumulate == 25_000
     assert recipe.validate_every * SECONDS_A_STEP[size] == 600  # ten minutes
     assert recipe.model_type == "bpe" and recipe.name == f"wmt14-{pair}-{size}"

@@ -106,15 +106,11 @@ def matmul_ceiling(
         (config.d_ff, d): 2,
         (d, config.vocab_size): 1,
     }
-<<<<<<< HEAD
-=======
-    made = {"device": device, "dtype": dtype}
->>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
     seconds = operations = 0.0
     for (before, after), count in counts.items():
-        a = torch.randn(tokens, before, device=device, dtype=kind)
-        b = torch.randn(after, before, device=device, dtype=kind).t()  # as nn.Linear's
-        out = torch.empty(tokens, after, device=device, dtype=kind)
+        a = torch.randn(tokens, before, device=device, dtype=dtype)
+        b = torch.randn(after, before, device=device, dtype=dtype).t()  # as nn.Linear's
+        out = torch.empty(tokens, after, device=device, dtype=dtype)
         timed = laps({"product": partial(torch.mm, a, b, out=out)}, rounds, device)
         seconds += count * min(timed["product"])
         operations += count * 2 * tokens * before * after
@@ -253,15 +249,9 @@ def ladder(changes: dict[str, dict] = LADDER) -> dict[str, Steps]:
 
 def ladder_on(device: str | None = None) -> dict[str, dict]:
     """The changes, the last of them in the 16 bits that a device has, if it has any."""
-<<<<<<< HEAD
     *same, _ = LADDER
-    bits = {kind: {"precision": kind} for kind in fast_kinds(device)[1:]}
-    return {name: LADDER[name] for name in same} | bits
-=======
-    *same, _ = _LADDER
     bits = {kind: {"precision": kind} for kind in fast_precisions(device)[1:]}
-    return {name: _LADDER[name] for name in same} | bits
->>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
+    return {name: LADDER[name] for name in same} | bits
 
 # %% ../notebooks/21_speed.ipynb #9de20638
 def mean_loss(
@@ -275,13 +265,8 @@ def mean_loss(
     Args:
         model: The model.
         batch: A batch, or packed rows.
-<<<<<<< HEAD
         loss: "all", "real" or "chunked", as in Steps.
-        epsilon: Label smoothing.
-=======
-        loss: "all", "real" or "chunked", as in _Steps.
         label_smoothing: Label smoothing.
->>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
 
     Raises:
         ValueError: If there is no such form.
@@ -291,15 +276,10 @@ def mean_loss(
     batch = batch.to(model.device)
     if loss == "all":
         logits = model.project(hidden_states(model, batch)).flatten(0, 1).float()
-<<<<<<< HEAD
         target = batch.tgt_out.flatten()
         return F.cross_entropy(
-            logits, target, ignore_index=PAD, label_smoothing=epsilon
+            logits, target, ignore_index=PAD, label_smoothing=label_smoothing
         )
-=======
-        settings = {"ignore_index": PAD, "label_smoothing": label_smoothing}
-        return F.cross_entropy(logits, batch.tgt_out.flatten(), **settings)
->>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
     real = (batch.tgt_out != PAD).flatten().nonzero().squeeze(1)  # (N,)
     return BatchLoss(model, 256 if loss == "chunked" else 0)(
         batch, real, label_smoothing
@@ -325,13 +305,8 @@ def attention_as(
     return use_attention(model, scaled_dot_product_attention)
 
 # %% ../notebooks/21_speed.ipynb #67744099
-<<<<<<< HEAD
 def trainer(
-    model: Transformer, steps: Steps, rate: float = 1e-4
-=======
-def _trainer(
-    model: Transformer, steps: _Steps, lr: float = 1e-4
->>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
+    model: Transformer, steps: Steps, lr: float = 1e-4
 ) -> Callable[[Batch], Tensor]:
     """A function that makes one update from a batch, and gives its loss.
 
@@ -350,26 +325,15 @@ def _trainer(
     for group in optimizer.param_groups:
         group["lr"] = lr
     device = next(model.parameters()).device.type
-<<<<<<< HEAD
-    kind = PRECISIONS[steps.precision]
-    scaled = torch.amp.GradScaler(device, 2.0**10, enabled=kind == torch.float16)
-    compute = torch.compile(mean_loss) if steps.compiled else mean_loss
-=======
     dtype = PRECISIONS[steps.precision]
     scaled = torch.amp.GradScaler(device, 2.0**10, enabled=dtype == torch.float16)
-    compute = torch.compile(_mean_loss) if steps.compiled else _mean_loss
->>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
+    compute = torch.compile(mean_loss) if steps.compiled else mean_loss
 
     def update(batch):
         optimizer.zero_grad(set_to_none=True)
         with (
-<<<<<<< HEAD
             attention_as(model, steps.attention),
-            torch.autocast(device, kind, enabled=kind != torch.float32),
-=======
-            _attention_as(model, steps.attention),
             torch.autocast(device, dtype, enabled=dtype != torch.float32),
->>>>>>> d36845e (41: names of the field: lr_factor, label_smoothing, model_type, subword_sampling, select, segment_mask)
         ):
             loss = compute(model, batch, steps.loss)
         scaled.scale(loss).backward()  # in float16; else all three leave it as it is

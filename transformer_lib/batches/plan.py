@@ -374,8 +374,8 @@ def pack(pairs: TokenPairs, indices: Sequence[int], width: int) -> Packed:
             line["tgt_in"] += [BOS, *target]
             line["tgt_out"] += [*target, EOS]
             for side, length in zip(("src", "tgt"), sizes[i], strict=True):
-                line[f"{side}_part"] += [part] * length
-                line[f"{side}_place"] += range(length)
+                line[f"{side}_segments"] += [part] * length
+                line[f"{side}_position_ids"] += range(length)
         for name, ids in line.items():
             columns[name].append(ids)
     return Packed(**{name: pad(ids) for name, ids in columns.items()})
