@@ -193,7 +193,7 @@ def test_float16_scales_the_loss_and_skips_what_overflows(monkeypatch):
         torch.manual_seed(0)
         model = Transformer(dataclasses.replace(CONFIG, dropout=0.0))
         steps = Steps(loss="real", optimizer="loop", precision=precision)
-        trainer(model, steps, rate=0.0)(batch)
+        trainer(model, steps, lr=0.0)(batch)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert scaled == [False, 2**10]
     torch.testing.assert_close(*gradients, atol=1e-3, rtol=0.1)  # unscaled again
@@ -224,7 +224,7 @@ def test_climb_divides_by_the_updates_that_an_epoch_has():
 def test_training_lowers_the_loss():
     torch.manual_seed(0)
     batch = next(feed(token_pairs(40), "packed", 60, width=20))
-    update = trainer(Transformer(CONFIG), Steps(loss="chunked"), rate=1e-2)
+    update = trainer(Transformer(CONFIG), Steps(loss="chunked"), lr=1e-2)
     losses = [update(batch).item() for _ in range(40)]
     assert losses[-1] < losses[0] / 2
 
