@@ -4,6 +4,7 @@ import unicodedata
 from dataclasses import replace
 
 import pytest
+import sealed
 import translator_text
 import typed_pilot
 from fresh_split import isolated
@@ -13,8 +14,9 @@ from test_queue import whole_and_parts
 from translator_text import divided, fresh_of, ready, vocabulary
 
 from transformer_lib.batches import Prepared
-from transformer_lib.corpora import load_corpus
-from transformer_lib.runs import Recipe
+from transformer_lib.corpora import hash_pairs, load_corpus
+from transformer_lib.runs import Recipe, train
+from transformer_lib.storage import read_json
 from transformer_lib.tokenizer import fold_text
 
 STRANGERS = [
@@ -39,14 +41,14 @@ def small(monkeypatch):
 
 def test_no_near_copy_of_a_sealed_pair_is_read(small):
     splits = divided("grammar-en-de")
-    sealed = splits["fresh"]
-    assert len(sealed) == 8 and len(splits["train"]) == 400 + 12 - 8
-    for pair in sealed:
+    kept = splits["fresh"]
+    assert len(kept) == 8 and len(splits["train"]) == 400 + 12 - 8
+    for pair in kept:
         for other in splits["train"] + splits["valid"]:
             for side in (0, 1):
                 assert distance(words(pair[side]), words(other[side])) > 2
-    assert isolated(sealed, splits["train"] + splits["valid"]) == sealed
-    assert sealed[0] == ('"w0" x0 y0 z0 v0', STRANGERS[0][1])
+    assert isolated(kept, splits["train"] + splits["valid"]) == kept
+    assert kept[0] == ('"w0" x0 y0 z0 v0', STRANGERS[0][1])
 
 
 def test_the_prepared_text_is_that_of_the_split(small, tmp_path):
@@ -110,3 +112,29 @@ def test_the_pilot_gone_on_with_gives_the_same(small, tmp_path, monkeypatch):
         whole["data"]
     )
     assert run("whole")["history"] == whole["history"]  # and no update more
+
+
+def test_sealed_pairs_are_looked_at_once_and_at_the_end(small, tmp_path, capsys):
+    tiny = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 16}
+    settings = {"max_steps": 4, "validate_every": 1, "max_tokens": 300}
+    recipe = Recipe.load("grammar", vocab_size=400, keep_last=2, model=tiny, **settings)
+    text, run, out = tmp_path / "text", tmp_path / "run", tmp_path / "sealed.json"
+    words = [str(run), "--text", str(text), "--out", str(out), "--device", "cpu"]
+    data = ready(recipe, text)
+
+    def enough(history):
+        return history[-1]["step"] >= 3
+
+    train(recipe, run, data, device="cpu", show=False, callbacks=[enough])
+    with pytest.raises(SystemExit):
+        sealed.main(words)
+    assert "not finished" in capsys.readouterr().err and not out.exists()
+    train(recipe, run, data, device="cpu", show=False)
+    sealed.main(words)
+    record = read_json(out)
+    with pytest.raises(SystemExit):
+        sealed.main(words)
+    assert "have been looked at" in capsys.readouterr().err
+    assert read_json(out) == record
+    assert record["pairs"] == 8 == len(record["outputs"])
+    assert record["sha256"] == hash_pairs(fresh_of(text))

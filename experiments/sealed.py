@@ -1,0 +1,69 @@
+"""sealed.py RUN --text DIR: score a translator on the pairs that were kept for the end.
+
+They have no near copy in its training text (fresh_split.py), and no choice was made on
+them. So they are looked at once: a run that is not finished is refused, and so is a
+second look. DIR is the folder of translator_text.py. What is scored are the averaged
+weights in half precision, as they ship, by beam search with beam 4.
+
+Record: results/translator-typed/sealed.json
+"""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+import translator_text
+from evidence import translator
+
+from transformer_lib.batches import tokenize_pairs
+from transformer_lib.corpora import hash_pairs
+from transformer_lib.evaluation import bootstrap_interval, chrf, sacre_bleu
+from transformer_lib.machine import default_device, environment_record
+from transformer_lib.runs import Run
+from transformer_lib.storage import write_json
+from transformer_lib.training import validation_loss
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "transformer_lib/evidence/results/translator-typed/sealed.json"
+
+
+def record_of(run: Run, pairs: list[tuple]) -> dict:
+    """BLEU with its interval, chrF++ and loss of a run on some pairs."""
+    sources, references = (list(side) for side in zip(*pairs, strict=True))
+    run.model.half().float()  # as Run.save_pretrained writes them
+    outputs = translator(run)(sources, beam_size=4)
+    interval = bootstrap_interval(outputs, references)
+    tokens = tokenize_pairs(pairs, run.tokenizer, run.recipe.max_length)
+    return {
+        "recipe": asdict(run.recipe),
+        "environment": environment_record(str(run.model.device)),
+        "pairs": len(pairs),
+        "sha256": hash_pairs(pairs),
+        "sacreBLEU": asdict(sacre_bleu(outputs, references)),
+        "interval": [interval.low, interval.high],
+        "chrF++": asdict(chrf(outputs, references, word_order=2)),
+        "loss": validation_loss(run.model, tokens, 4096),
+        "outputs": outputs,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="folder of the finished run")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--device", help="cpu or cuda (what is there)")
+    asked = parser.parse_args(arguments)
+    run = Run.load(asked.run, default_device(asked.device), "average")
+    if asked.out.exists():
+        parser.error(f"{asked.out} is there: these pairs have been looked at")
+    if run.progress.step < run.recipe.max_steps:
+        parser.error(
+            f"{asked.run} is at update {run.progress.step}: it is not finished"
+        )
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(asked.out, record_of(run, translator_text.fresh_of(asked.text)))
+
+
+if __name__ == "__main__":
+    main()
