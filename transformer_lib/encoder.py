@@ -189,7 +189,7 @@ class Encoder(nn.Module):
             x = layer(x, mask)
         return self.norm(x)
 
-# %% ../notebooks/05_encoder.ipynb #0bf688c8
+# %% ../notebooks/under_the_hood/05_encoder.ipynb #0bf688c8
 _TORCH_NAMES = (
     ("self_attention.", "self_attn."),
     ("cross_attention.", "multihead_attn."),
@@ -227,7 +227,7 @@ def torch_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
         renamed[name] = tensor
     return renamed
 
-# %% ../notebooks/05_encoder.ipynb #05a00001
+# %% ../notebooks/under_the_hood/05_encoder.ipynb #05a00001
 def mean_cosines(x: Tensor, real: Tensor) -> Tensor:
     """Mean cosine of two different real places of each row: (B, S, D), (B, S) to (B,).
 

@@ -154,7 +154,8 @@ def attention(X: Matrix, Wq: Matrix, Wk: Matrix, Wv: Matrix) -> Attention:
     Z = matmul(weights, V)  # (S, S) @ (S, V) -> (S, V)
     return Attention(Q, K, V, scores, scaled, weights, Z)
 
-# %% ../notebooks/01_hello.ipynb #65c1e1b2
+
+# %% ../notebooks/under_the_hood/01_hello.ipynb #65c1e1b2
 def _check_sizes(X: Matrix, Wq: Matrix, Wk: Matrix, Wv: Matrix) -> int:
     """Check that the matrices of ``attention`` fit together; give ``d_k``.
 
