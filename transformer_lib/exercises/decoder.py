@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from ..decoder import DecoderLayer, causal_mask, padding_mask
-from .check import exercise_check, expect
+from .check import Mistake, exercise_check, expect
 from .encoder import recognize
 
 # %% ../../notebooks/under_the_hood/06_decoder.ipynb #5b0e7c98
 def expect_mask(got: object, right: Tensor, mistakes: dict[str, Tensor]) -> None:
     """Compare a mask with the right one, and with those of known mistakes."""
-    expect(isinstance(got, Tensor), f"A tensor is wanted, you gave {type(got)}.")
+    if not isinstance(got, Tensor):
+        raise Mistake(f"A tensor is wanted, you gave {type(got)}.")
     expect(
         got.dtype == torch.bool,
         f"Your mask has dtype {got.dtype}; make it boolean, True where allowed.",

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..encoder import EncoderLayer
-from .check import exercise_check, expect
+from .check import Mistake, exercise_check, expect
 
 # %% ../../notebooks/under_the_hood/05_encoder.ipynb #9abf868f
 def same(got: object, wanted: Tensor) -> bool:
@@ -38,7 +38,8 @@ def recognize(got: object, right: Tensor, mistakes: dict[str, Tensor]) -> None:
     """
     if same(got, right):
         return
-    expect(isinstance(got, Tensor), f"A tensor is wanted, you gave {type(got)}.")
+    if not isinstance(got, Tensor):
+        raise Mistake(f"A tensor is wanted, you gave {type(got)}.")
     for message, wrong in mistakes.items():
         expect(not same(got, wrong), message)
     expect(

@@ -37,7 +37,7 @@ def check_attend(attend: Callable) -> None:
     scores = [dot(query, key) for key in keys]
     got = attend(query, keys, values)
     expect(len(got) == 2, f"You gave {len(got)} numbers; a value here has 2.")
-    usual = {
+    usual: dict[str, list[float]] = {
         "The scores are not scaled: divide them by sqrt(d_k).": softmax(scores),
         "You divided by d_k; divide by its square root.": softmax(divide(scores, 4)),
         "You divided by the root of the number of keys; it is the length of the "
@@ -60,7 +60,7 @@ def divide(scores: list[float], by: float) -> list[float]:
 @exercise_check("One number changed, and Hello looks where you want it to.")
 def check_steer(steer: Callable) -> None:
     """Several targets, with the chapter's words and matrices, and with another Wq."""
-    X = [[1, 0, 1, 0], [0, 1, 0, 1]]
+    X = [[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]]
     Wk = [[0.2, 0.3, 0.4], [0.5, 0.6, 0.7], [0.8, 0.9, 0.1], [0.2, 0.3, 0.4]]
     given = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.1, 0.2, 0.3]]
     other = [[0.6, 0.1, 0.2], [0.3, 0.5, 0.4], [0.2, 0.9, 0.9], [0.8, 0.4, 0.1]]

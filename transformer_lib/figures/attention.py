@@ -9,6 +9,7 @@ __all__ = ['plot_matrix', 'plot_lookup', 'softmax_figure', 'temperature_figure']
 
 # %% ../../notebooks/under_the_hood/02_attention.ipynb #ff8187eb
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -103,7 +104,7 @@ def plot_lookup(query, keys, weights, labels: list[str], word: str):
 
     query, keys = np.asarray(query), np.asarray(keys)
     products = keys * query / math.sqrt(len(query))  # (S, K)
-    colors = {"cmap": "RdBu_r", "write": False}
+    plot = partial(plot_matrix, cmap="RdBu_r", write=False)
     fig, axes = plt.subplots(
         2,
         2,
@@ -111,9 +112,9 @@ def plot_lookup(query, keys, weights, labels: list[str], word: str):
         gridspec_kw={"width_ratios": [3, 1.5], "height_ratios": [1, len(keys)]},
     )
     (top, corner), (left, right) = axes
-    plot_matrix(query[None], [f"query: {word}"], ax=top, vmin=-2.5, vmax=2.5, **colors)
+    plot(query[None], [f"query: {word}"], ax=top, vmin=-2.5, vmax=2.5)
     rows = [f"× key: {label}" for label in labels]
-    plot_matrix(products, rows, ax=left, vmin=-0.5, vmax=0.5, **colors)
+    plot(products, rows, ax=left, vmin=-0.5, vmax=0.5)
     for ax in (top, left):
         ax.grid(visible=False)
         ax.set_xticks([])
@@ -342,7 +343,10 @@ def temperature_figure(
     """
     import matplotlib.pyplot as plt
 
-    data = {"widths": [key.shape[1]], "divisors": ["1"] * len(temperatures)}
+    data: dict[str, list] = {
+        "widths": [key.shape[1]],
+        "divisors": ["1"] * len(temperatures),
+    }
     data |= {"rows": [], "keys": words}
     for q, turned in zip(query, states, strict=True):
         scores = [round(score, 1) for score in (key @ q).tolist()]

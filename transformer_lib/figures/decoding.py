@@ -21,23 +21,17 @@ from ..tokenizer import BOS, EOS
 from ..transformer import Transformer, evaluating
 
 
-class _Recorder:
-    """Steps for one sentence that are written down.
+class _Recorder(CachedSteps):
+    """Steps for one sentence that are written down."""
 
-    Args:
-        steps: What answers; see :class:`FullSteps`.
-    """
+    def __init__(self, model: Transformer, src_ids: Tensor):
+        super().__init__(model, src_ids)
+        self.levels: list[tuple[list[int], list[int], Tensor]] = []
 
-    def __init__(self, steps):
-        self.steps, self.levels = steps, []
-
-    def step(self, tokens, parents):
-        logits = self.steps.step(tokens, parents)  # (1, k, V)
+    def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        logits = super().step(tokens, parents)  # (1, k, V)
         self.levels.append((tokens[0].tolist(), parents[0].tolist(), logits.cpu()))
         return logits
-
-    def keep(self, rows):
-        self.steps.keep(rows)
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,8 @@ def _beam_tree(
         )
         best = among_best(ends[None], values[None, :beam_size], beam_size)[0]
         going = list(zip(*levels[t + 1][:2], strict=True)) if levels[t + 1 :] else []
-        penalty, found = length_penalty(t + 1, alpha), []
+        penalty = length_penalty(t + 1, alpha)
+        found: list[tuple[TreeNode, int | None]] = []
         for j, p in enumerate(ends.tolist()):
             fate = "finished" if best[j] or t == limit else "cut"
             found.append((TreeNode(EOS, alive[j], p, p / penalty, fate), None))
@@ -136,7 +131,7 @@ def trace_beam(
     src_ids = src_ids.to(model.device)
     limits = output_limits(src_ids, max_extra)
     with evaluating(model):
-        steps = _Recorder(CachedSteps(model, src_ids))
+        steps = _Recorder(model, src_ids)
         search(steps, limits, beam_size, alpha)
     return _beam_tree(steps.levels, beam_size, alpha, int(limits[0]))
 

@@ -213,7 +213,7 @@ def attention_figure(record: dict | None = None, kind: str = "encoder"):
         An InteractiveFigure; it begins with the head that the record has chosen.
     """
     record = record or read_sentence()
-    data = []
+    data: list[dict] = []
     for key, (name, asks) in KINDS.items():
         queries, rows, keys, columns = sides_of(record, key)
         weights = [
@@ -253,12 +253,12 @@ def attention_figure(record: dict | None = None, kind: str = "encoder"):
         }
     }
     for name, start in (("layer", layer), ("head", head)):
-        places = list(range(1, counts[name] + 1))
+        numbers = list(range(1, counts[name] + 1))
         controls[name] = {
             "label": name,
-            "choices": places,
+            "choices": numbers,
             "start": start,
-            "spoken": [f"{name} {i}" for i in places],
+            "spoken": [f"{name} {i}" for i in numbers],
         }
     places = max(len(part[key]) for part in data for key in ("rows", "columns"))
     return InteractiveFigure(

@@ -150,8 +150,14 @@ def heads_figure(sentences: dict[str, tuple[list[str], Tensor]]) -> InteractiveF
     names = [f"head {head + 1}" for head in range(len(weights))]
     columns = min(4, len(names))
     rows = -(-len(names) // columns)
-    size = {"figsize": (2.3 * columns, 2.6 * rows), "sharex": True, "sharey": True}
-    fig, axes = plt.subplots(rows, columns, **size, squeeze=False)
+    fig, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(2.3 * columns, 2.6 * rows),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+    )
     for ax in axes.flat[len(names) :]:
         ax.axis("off")
     for name, head, ax in zip(names, weights, axes.flat, strict=False):

@@ -180,8 +180,14 @@ def plot_through(vectors: list, word: str):
     for layer in range(1, (len(vectors) + 1) // 2):
         names += [f"{layer}: attention", f"{layer}: feed-forward"]
     fig, ax = plt.subplots(figsize=(6.2, 0.9 + 0.34 * len(vectors)))
-    colors = {"cmap": "RdBu_r", "vmin": -2.5, "vmax": 2.5}
-    ax.imshow(vectors, aspect="auto", interpolation="nearest", **colors)
+    ax.imshow(
+        vectors,
+        aspect="auto",
+        interpolation="nearest",
+        cmap="RdBu_r",
+        vmin=-2.5,
+        vmax=2.5,
+    )
     ax.set_yticks(range(len(vectors)), names)
     ax.set(xticks=[], xlabel="the numbers of the word", ylabel="layer")
     ax.set_title(f"“{word}” on its way through the encoder")
