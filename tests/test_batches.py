@@ -14,18 +14,16 @@ from transformer_lib.batches import (
     Batch,
     TokenPairs,
     batches,
+    fill_rows,
+    flatten,
+    join_pairs,
     make_batch,
     pack,
     pad,
     plan_batches,
-    tokenize_pairs,
-)
-from transformer_lib.batches.plan import (
-    fill_rows,
-    flatten,
-    join_pairs,
     rename_pairs,
     shared_names,
+    tokenize_pairs,
 )
 from transformer_lib.corpora import grammar_split
 from transformer_lib.exercises.batches import (

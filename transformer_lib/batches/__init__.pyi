@@ -1,9 +1,11 @@
 from .augment import Pair as Pair
 from .augment import COPIES as COPIES
+from .augment import join_pairs as join_pairs
+from .augment import shared_names as shared_names
+from .augment import rename_pairs as rename_pairs
 from .augment import PairText as PairText
 from .augment import vary_pairs as vary_pairs
 from .plan import TokenPairs as TokenPairs
-from .plan import flatten as flatten
 from .plan import tokenize_pairs as tokenize_pairs
 from .plan import Batch as Batch
 from .plan import pad as pad
@@ -11,13 +13,11 @@ from .plan import make_batch as make_batch
 from .plan import plan_batches as plan_batches
 from .plan import plan_by_length as plan_by_length
 from .plan import batches as batches
+from .plan import flatten as flatten
 from .plan import Packed as Packed
 from .plan import pack as pack
 from .plan import fill_rows as fill_rows
 from .plan import plan_packed as plan_packed
-from .plan import join_pairs as join_pairs
-from .plan import shared_names as shared_names
-from .plan import rename_pairs as rename_pairs
 from .prepared import Prepared as Prepared
 from .prepared import prepare as prepare
 from .prepared import save_pairs as save_pairs

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..batches import Batch, Prepared, TokenPairs, prepare, vary_pairs
-from ..batches.plan import join_pairs, rename_pairs
+from ..batches.augment import join_pairs, rename_pairs
 from ..machine import Team, environment_record
 from ..objective import build_optimizer
 from transformer_lib.runs.checkpoints import (
