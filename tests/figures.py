@@ -55,9 +55,14 @@ ARROWS = """figure => {
 }"""
 
 
+def html_of(figure) -> str:
+    """What a notebook shows of it."""
+    return figure._repr_html_()
+
+
 def contents(figure):
     """What a figure gives its script: data, controls, state."""
-    packed = re.search(r"data-figure='([^']*)'", figure._repr_html_())[1]
+    packed = re.search(r"data-figure='([^']*)'", html_of(figure))[1]
     return json.loads(html.unescape(packed))
 
 
@@ -79,7 +84,7 @@ def figure_in(chapter, names, *starts):
 @contextmanager
 def shown(browser, folder, *figures, theme="light", width=360, **context):
     """A page with these figures; at the end nothing may have gone wrong in it."""
-    body = "".join(figure._repr_html_() for figure in figures)
+    body = "".join(html_of(figure) for figure in figures)
     path = folder / f"{theme}-{width}.html"
     path.write_text(
         f'<!doctype html><html lang="en"><meta charset="utf-8">'
@@ -113,7 +118,7 @@ def check_figure(browser, folder, figure, marks=()):
         figure: The figure.
         marks: (selector, CSS property) of what must stand out from its ground.
     """
-    text = figure._repr_html_()
+    text = html_of(figure)
     assert len(text.encode()) < 60_000 and "://" not in text and " id=" not in text
     with shown(browser, folder, figure, figure) as page:
         assert page.evaluate(OVERFLOW) <= 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import looked_inside
 import pytest
 import torch
+from figures import html_of
 
 from transformer_lib.figures.looking_inside import (
     AttentionView,
@@ -35,7 +36,7 @@ def test_plot_links():
 
 
 def data_of(view):
-    text = view._repr_html_()
+    text = html_of(view)
     packed = text.split('data-attention="')[1].split('"')[0]
     return text, json.loads(html.unescape(packed))
 
@@ -93,7 +94,7 @@ DARK = "body { background: #14181e; color: #ced6dd; }"
 
 
 def write_page(path, *views, style=""):
-    body = "\n".join(view._repr_html_() for view in views)
+    body = "\n".join(html_of(view) for view in views)
     path.write_text(
         f'<!doctype html><html lang="en"><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>t</title>'
@@ -109,7 +110,7 @@ def test_the_book_counts_it_as_a_figure(pair, monkeypatch):
     from comforts import is_drawn
     from docutils import nodes
 
-    shown = AttentionView(pair)._repr_html_()
+    shown = html_of(AttentionView(pair))
     for text, drawn in ((shown, True), ("<p>some text</p>", False)):
         output = nodes.container("", nodes.raw("", text, format="html"))
         assert is_drawn(output) == drawn

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from figures import OVERFLOW, check_figure, contents, figure_in, said, shown
+from figures import OVERFLOW, check_figure, contents, figure_in, html_of, said, shown
 from test_scale import run_cells
 
 from transformer_lib.attention import scaled_dot_product_attention
@@ -186,7 +186,7 @@ def test_figures_run_when_put_in_later(browser, softmax_view, tmp_path):
         old.replaceWith(script);
       }
     }"""
-    both = other._repr_html_() + softmax_view._repr_html_()
+    both = html_of(other) + html_of(softmax_view)
     with shown(browser, tmp_path) as page:
         page.evaluate(put, both)
         assert page.locator(".interactive-figure[data-ready]").count() == 2
@@ -202,8 +202,8 @@ def test_figure_escapes_and_refuses():
     odd = "</script><b>\"&'"
     figure = InteractiveFigure(odd, [odd], {}, "return {}", plt.figure(), odd)
     assert contents(figure)["data"] == [odd]
-    assert figure._repr_html_().count("</script>") == 1
-    assert "<b>" not in figure._repr_html_()
+    assert html_of(figure).count("</script>") == 1
+    assert "<b>" not in html_of(figure)
     with pytest.raises(ValueError, match="60 are allowed"):
         InteractiveFigure("x", "x" * 60_000, {}, "", plt.figure(), "")
     assert not plt.get_fignums()  # none is left open

@@ -9,6 +9,7 @@ import pytest
 import sentence as tool
 import torch
 from built import ROOT
+from figures import html_of
 from torch.nn.functional import scaled_dot_product_attention
 
 from transformer_lib import hello
@@ -155,7 +156,7 @@ def test_the_first_screens_say_what_the_model_wrote(record):
     for text in (welcome, "".join(hello["cells"][0]["source"])):
         assert f"*{record['source']['text']}*" in " ".join(text.split())
     assert "{record}`sentence target.text`" in welcome
-    shown = attention_figure(record)._repr_html_()  # the figure of both pages
+    shown = html_of(attention_figure(record))  # the figure of both pages
     words = re.findall(r"\w+", record["target"]["text"])
     assert ",".join(f'"{word}"' for word in words) in shown
 
