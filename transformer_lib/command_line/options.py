@@ -170,11 +170,11 @@ def recipe_for(
         data = Prepared.load(data_dir).data
         kept = (
             "vocab_size",
-            "kind",
+            "model_type",
             "max_length",
             "max_words",
             "max_pairs",
-            "sample",
+            "subword_sampling",
             "copies",
         )
         prepared = {name: data["settings"].get(name) for name in kept}
