@@ -20,29 +20,28 @@ from small_runs import without_times
 
 from transformer_lib import ablations
 from transformer_lib.ablations import (
-    _CLAIMS,
-    _PAPER_BASE,
+    CLAIMS,
+    PAPER_BASE,
     ROWS,
     TABLE3,
     Row,
-    _bootstrap_agreement,
-    _holm,
-    _losses,
-    _paired_differences,
-    _paper_difference,
-    _pooled_spread,
-    _rank_agreement,
-    _ranks,
-    _read_results,
-    _scaled,
-    _sign_agreement,
-    _within_t,
     ablate,
+    bootstrap_agreement,
     compare,
+    holm,
+    paired_differences,
+    paper_difference,
+    pooled_spread,
+    rank_agreement,
+    ranks,
+    read_results,
+    scaled,
+    sign_agreement,
     t_quantile,
     table,
     table_text,
     variation,
+    within_t,
 )
 from transformer_lib.batches import Prepared, prepare
 from transformer_lib.command_line import main
@@ -187,18 +186,18 @@ def test_a_base_in_which_a_row_is_not_whole_is_refused():
 
 
 @given(
-    st.sampled_from(sorted(set(_PAPER_BASE) - {"dropout", "label_smoothing"})),
+    st.sampled_from(sorted(set(PAPER_BASE) - {"dropout", "label_smoothing"})),
     st.integers(1, 4096),
     st.integers(1, 4096),
 )
 def test_scaled_is_the_same_proportion_or_refused(name, value, base_value):
     try:
-        got = _scaled(name, value, base_value)
+        got = scaled(name, value, base_value)
     except ValueError as error:
         assert name in str(error)
-        assert value * base_value % _PAPER_BASE[name]
+        assert value * base_value % PAPER_BASE[name]
     else:
-        assert got * _PAPER_BASE[name] == value * base_value and got >= 1
+        assert got * PAPER_BASE[name] == value * base_value and got >= 1
 
 
 # --- running them ---------------------------------------------------------------------
@@ -355,7 +354,7 @@ def test_killed_anywhere_the_table_is_the_same(whole, tmp_path):
     done = subprocess.run(command + words, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (out / "base-0.json").stat().st_mtime_ns == first
-    got = [without_times(result) for result in _read_results(out)]
+    got = [without_times(result) for result in read_results(out)]
     assert got == [without_times(result) for result in whole[1]]
     assert "C-N2" in done.stdout and "6.11" in done.stdout  # the paper's, beside ours
 
@@ -428,13 +427,13 @@ T_TABLE = {
 @pytest.mark.parametrize("freedom, t", T_TABLE.items())
 def test_quantiles_are_the_printed_ones(freedom, t):
     assert t_quantile(freedom) == pytest.approx(t, abs=6e-4)
-    assert _within_t(t_quantile(freedom, 0.99), freedom) == pytest.approx(0.99)
+    assert within_t(t_quantile(freedom, 0.99), freedom) == pytest.approx(0.99)
 
 
 def test_t_has_closed_forms_for_one_and_two():
     for t in (0.1, 1.0, 3.7):
-        assert _within_t(t, 1) == pytest.approx(2 / math.pi * math.atan(t))  # Cauchy's
-        assert _within_t(t, 2) == pytest.approx(t / math.sqrt(2 + t * t))
+        assert within_t(t, 1) == pytest.approx(2 / math.pi * math.atan(t))  # Cauchy's
+        assert within_t(t, 2) == pytest.approx(t / math.sqrt(2 + t * t))
     assert t_quantile(6, 0.99) == pytest.approx(3.707, abs=6e-4)
     assert t_quantile(10, 0.999) == pytest.approx(4.587, abs=6e-4)
 
@@ -442,15 +441,15 @@ def test_t_has_closed_forms_for_one_and_two():
 def test_spread_is_pooled_over_paired_differences():
     """As the residual error of one-way analysis of variance on the differences."""
     runs = runs_of(base=[2.0, 2.3, 2.1], A1=[2.4, 2.9], A4=[2.1, 2.2, 2.4], A16=[2.0])
-    found = _paired_differences(runs)
+    found = paired_differences(runs)
     assert found["A1"] == pytest.approx([0.4, 0.6]) and next(iter(found)) == "A1"
     assert found["A16"] == pytest.approx([0.0])
     several = [np.array(found[key]) for key in ("A1", "A4")]
     residuals = np.concatenate([v - v.mean() for v in several])
-    spread, freedom = _pooled_spread(found)
+    spread, freedom = pooled_spread(found)
     assert freedom == 3 == len(residuals) - 2
     assert spread == pytest.approx(math.sqrt((residuals**2).sum() / 3))
-    assert math.isnan(_pooled_spread({"A1": [0.4]})[0])
+    assert math.isnan(pooled_spread({"A1": [0.4]})[0])
     error = {row["row"]: row["error"] for row in compare(runs)}
     assert error["A1"] == pytest.approx(3.182 * spread / math.sqrt(2), rel=1e-3)
     assert error["A16"] == pytest.approx(3.182 * spread, rel=1e-3)
@@ -459,36 +458,35 @@ def test_spread_is_pooled_over_paired_differences():
 def test_runs_are_paired_by_seed():
     base = [result("base", math.exp(x), 5, s) for s, x in ((3, 2.0), (5, 2.5))]
     row = [result("E", math.exp(x), 5, s) for s, x in ((5, 2.6), (3, 2.2), (9, 7.0))]
-    assert _paired_differences(base + row)["E"] == pytest.approx([0.2, 0.1])
+    assert paired_differences(base + row)["E"] == pytest.approx([0.2, 0.1])
     with pytest.raises(ValueError, match=r"E was run with seeds \[9\], the base with"):
-        _paired_differences(base + row[2:])
+        paired_differences(base + row[2:])
 
 
 def test_losses_are_of_the_test_set_where_all_have_one():
     runs = runs_of(base=[2.0], E=[2.5])
-    assert _losses(runs) == pytest.approx([2.0, 2.5])
+    assert paired_differences(runs)["E"] == pytest.approx([0.5])
     tested = [run | {"test_loss": 3.0 + i} for i, run in enumerate(runs)]
-    assert _losses(tested) == [3.0, 4.0]
-    assert _paired_differences(tested) == {"E": [1.0]}
+    assert paired_differences(tested) == {"E": [1.0]}
     with pytest.raises(ValueError, match="1 of 2 runs have a test_loss"):
-        _losses([tested[0], runs[1]])
+        paired_differences([tested[0], runs[1]])
 
 
 def test_claims_are_the_twelve_of_at_least_3_5_percent():
     """Typed from the design of the experiment, not from the rule."""
-    assert set(_CLAIMS) == set(
+    assert set(CLAIMS) == set(
         "A1 B16 C-N2 C-N4 C-d256 C-d1024 C-ff1024 C-ff4096 "
         "D-drop0.0 D-ls0.0 D-ls0.2 big".split()
     )
-    others = [key for key in TABLE3 if key not in _CLAIMS]
-    assert all(abs(_paper_difference(key)) < 0.02 for key in others)
+    others = [key for key in TABLE3 if key not in CLAIMS]
+    assert all(abs(paper_difference(key)) < 0.02 for key in others)
 
 
 def test_holm_by_hand():
     """Sorted, times 4, 3, 2, 1; none is smaller than the one before it."""
-    got = _holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    got = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
     assert got == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
-    assert _holm({"a": 0.7, "b": 0.9}) == {"a": 1.0, "b": 1.0}
+    assert holm({"a": 0.7, "b": 0.9}) == {"a": 1.0, "b": 1.0}
 
 
 def test_verdicts_know_the_noise():
@@ -518,7 +516,7 @@ def test_verdicts_know_the_noise():
 def test_a_factor_of_two_is_not_enough_for_few_degrees_of_freedom():
     """In the short runs these two passed for clear at two standard errors."""
     compared = compare(SHORT_RUNS)
-    spread, freedom = _pooled_spread(_paired_differences(SHORT_RUNS))
+    spread, freedom = pooled_spread(paired_differences(SHORT_RUNS))
     assert freedom == 4
     found = {row["row"]: row for row in compared}
     for key in ("C-d1024", "C-ff1024"):
@@ -556,24 +554,24 @@ SHORT_RUNS = [
 @pytest.mark.parametrize("right, ways", [(12, 1), (10, 79), (6, 2510)])
 def test_signs_and_their_chance(right, ways):
     claims = []
-    for i, key in enumerate(_CLAIMS):
-        paper = _paper_difference(key)
+    for i, key in enumerate(CLAIMS):
+        paper = paper_difference(key)
         ours = paper if i < right else -paper
         claims.append({"row": key, "paper": paper, "ours": ours})
     others = [{"row": "E", "ours": 1.0, "paper": 0.0}]
-    assert _sign_agreement(claims + others) == (right, 12, pytest.approx(ways / 4096))
+    assert sign_agreement(claims + others) == (right, 12, pytest.approx(ways / 4096))
 
 
 def test_bootstrap_of_the_rank_correlation():
-    rows = {key.replace("-", "_"): [2 + 3 * _paper_difference(key)] for key in _CLAIMS}
+    rows = {key.replace("-", "_"): [2 + 3 * paper_difference(key)] for key in CLAIMS}
     calm = runs_of(base=[2.0, 2.0], E=[2.5, 2.5001], **rows)
-    value, low, high = _bootstrap_agreement(calm, samples=200)
+    value, low, high = bootstrap_agreement(calm, samples=200)
     assert value == pytest.approx(1) and low > 0.98
     wild = runs_of(base=[2.0, 2.0], E=[2.0, 4.0], **rows)
-    value, low, high = _bootstrap_agreement(wild, samples=200)
+    value, low, high = bootstrap_agreement(wild, samples=200)
     assert value == pytest.approx(1) and low < 0.8 and high <= 1
-    assert _bootstrap_agreement(wild, 200) == _bootstrap_agreement(wild, 200)
-    value, low, _ = _bootstrap_agreement(runs_of(base=[2.0], **rows))
+    assert bootstrap_agreement(wild, 200) == bootstrap_agreement(wild, 200)
+    value, low, _ = bootstrap_agreement(runs_of(base=[2.0], **rows))
     assert value == pytest.approx(1) and math.isnan(low)
 
 
@@ -581,22 +579,22 @@ def test_bootstrap_of_the_rank_correlation():
 @settings(max_examples=50)
 def test_ranks_and_their_correlation(pairs):
     ours, theirs = ([float(x) for x in side] for side in zip(*pairs, strict=True))
-    got = _ranks(ours)
+    got = ranks(ours)
     assert sum(got) == len(ours) * (len(ours) + 1) / 2
     order = np.argsort(got, kind="stable")
     assert np.all(np.diff(np.array(ours)[order]) >= 0)
     if len(set(ours)) > 1 and len(set(theirs)) > 1:
-        value = _rank_agreement(ours, theirs)
-        assert value == pytest.approx(np.corrcoef(got, _ranks(theirs))[0, 1], abs=1e-9)
-        assert value == pytest.approx(_rank_agreement([x**3 for x in ours], theirs))
-        assert _rank_agreement(ours, [-x for x in ours]) == pytest.approx(-1)
+        value = rank_agreement(ours, theirs)
+        assert value == pytest.approx(np.corrcoef(got, ranks(theirs))[0, 1], abs=1e-9)
+        assert value == pytest.approx(rank_agreement([x**3 for x in ours], theirs))
+        assert rank_agreement(ours, [-x for x in ours]) == pytest.approx(-1)
 
 
 def test_rank_agreement_by_hand():
     # 1 - 6 * sum(d^2) / (n (n^2 - 1)), d = 0, 1, 1, 0, with n = 4
-    assert _rank_agreement([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    assert rank_agreement([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
     with pytest.raises(ValueError, match="1 and 2 values"):
-        _rank_agreement([1], [1, 2])
+        rank_agreement([1], [1, 2])
 
 
 def test_row_is_a_plain_record():
@@ -668,7 +666,7 @@ def test_bleu_is_measured_on_the_text_that_was_prepared(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         ablations,
-        "_measure",
+        "measure_run",
         lambda recipe, run, data, pairs, *_: (
             seen.append(pairs)
             or {"recipe": asdict(recipe), "perplexity": 1.0, "bleu": 1.0}
