@@ -43,38 +43,6 @@ def attention_reading_once(
         top = new
     return [b / total for b in blend]
 
-# %% ../notebooks/29_long_text.ipynb #f8272e05
-def _block_scores(query, key, mask, causal: bool, start: int) -> Tensor:
-    """Scaled scores against one block of keys, minus infinity where forbidden.
-
-    Args:
-        query: Shape (..., T, K).
-        key: The block, shape (..., b, K).
-        mask: Boolean, shape (..., T, b), or None.
-        causal: Whether keys after the query are forbidden.
-        start: Place of the block's first key.
-
-    Returns:
-        Shape (..., T, b).
-    """
-    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    if causal:
-        t = torch.arange(query.shape[-2], device=query.device)[:, None]  # (T, 1)
-        s = torch.arange(start, start + key.shape[-2], device=query.device)
-        scores = scores.masked_fill(s > t, -torch.inf)
-    return scores
-
-
-def _blocks(key, value, mask, size: int):
-    """Keys, values and mask in blocks, each with the place where it starts."""
-    if mask is not None:
-        mask = mask.expand(*mask.shape[:-1], key.shape[-2])
-    for i in range(0, key.shape[-2], size):
-        part = None if mask is None else mask[..., i : i + size]
-        yield i, key[..., i : i + size, :], value[..., i : i + size, :], part
-
 # %% ../notebooks/29_long_text.ipynb #ccac6919
 class _OnlineAttention(torch.autograd.Function):
     """Attention that goes through the keys in blocks, forwards and backwards.
@@ -277,3 +245,36 @@ class LatentAttention(MultiHeadAttention):
         """As in chapter 03; k is what keys_values gave, and v holds nothing."""
         up = (split_heads(w(k[:, 0]), self.num_heads) for w in (self.w_k, self.w_v))
         return super().attend(query, *up, mask, need_weights)
+
+
+# %% ../notebooks/under_the_hood/29_long_text.ipynb #f8272e05
+def _block_scores(query, key, mask, causal: bool, start: int) -> Tensor:
+    """Scaled scores against one block of keys, minus infinity where forbidden.
+
+    Args:
+        query: Shape (..., T, K).
+        key: The block, shape (..., b, K).
+        mask: Boolean, shape (..., T, b), or None.
+        causal: Whether keys after the query are forbidden.
+        start: Place of the block's first key.
+
+    Returns:
+        Shape (..., T, b).
+    """
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if causal:
+        t = torch.arange(query.shape[-2], device=query.device)[:, None]  # (T, 1)
+        s = torch.arange(start, start + key.shape[-2], device=query.device)
+        scores = scores.masked_fill(s > t, -torch.inf)
+    return scores
+
+
+def _blocks(key, value, mask, size: int):
+    """Keys, values and mask in blocks, each with the place where it starts."""
+    if mask is not None:
+        mask = mask.expand(*mask.shape[:-1], key.shape[-2])
+    for i in range(0, key.shape[-2], size):
+        part = None if mask is None else mask[..., i : i + size]
+        yield i, key[..., i : i + size, :], value[..., i : i + size, :], part
