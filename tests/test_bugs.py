@@ -15,7 +15,7 @@ from torch import nn
 
 from transformer_lib import bugs
 from transformer_lib.batches import pad
-from transformer_lib.bugs import EXHIBITS, Caught, _Exhibit, _exhibit
+from transformer_lib.bugs import EXHIBITS, Caught, Exhibit, exhibit
 from transformer_lib.decoding import CachedSteps, FullSteps, search
 from transformer_lib.exercises import bugs as exercises
 from transformer_lib.objective import label_smoothed_cross_entropy
@@ -81,12 +81,12 @@ def test_there_is_a_room_full_and_each_has_its_own_check():
 def test_exhibit_registers_and_other_errors_are_not_swallowed(monkeypatch):
     monkeypatch.setattr(bugs, "EXHIBITS", {})
 
-    @_exhibit("odd", "a/b#1 c/d#2", "01_hello", abs, int)
+    @exhibit("odd", "a/b#1 c/d#2", "01_hello", abs, int)
     def check(function):
         raise ZeroDivisionError
 
     item = bugs.EXHIBITS["odd"]
-    assert item == _Exhibit(("a/b#1", "c/d#2"), "01_hello", abs, int, check)
+    assert item == Exhibit(("a/b#1", "c/d#2"), "01_hello", abs, int, check)
     with pytest.raises(ZeroDivisionError):
         item.verdict(abs)
 
@@ -221,7 +221,7 @@ def without_end(sentences):
 
 def zeros_afterwards(query, key, value, mask):
     """The output is repaired, the gradient is lost."""
-    return bugs._minus_infinity(query, key, value, mask).nan_to_num(0.0)
+    return EXHIBITS["nothing allowed"].bug(query, key, value, mask).nan_to_num(0.0)
 
 
 def shorter(steps, limits, beam_size, alpha):
@@ -422,7 +422,7 @@ def differing(test, pick=min):
 
 
 def in_place(states):
-    return bugs._running_sum(states)
+    return EXHIBITS["averaged twice"].bug(states)
 
 
 def by_name(mean):
