@@ -18,8 +18,8 @@ from transformer_lib.parsing import (
     load_trees,
     train_tree_tokenizer,
 )
-from transformer_lib.parsing.labelling import _tree_labels, _tree_of_labels
-from transformer_lib.parsing.trees import _fault
+from transformer_lib.parsing.labelling import tree_labels, tree_of_labels
+from transformer_lib.parsing.trees import fault_of
 
 SOME = settings(max_examples=60, deadline=None)
 
@@ -28,9 +28,9 @@ SOME = settings(max_examples=60, deadline=None)
 @SOME
 def test_labels_come_back(made):
     leaves = list(made.leaves())
-    labels = _tree_labels(made)
+    labels = tree_labels(made)
     assert len(labels) == len(leaves)
-    assert _tree_of_labels(labels, leaves) == made
+    assert tree_of_labels(labels, leaves) == made
 
 
 NAMES = st.sampled_from(["", "S", "NP", "S VP"])
@@ -40,9 +40,9 @@ NAMES = st.sampled_from(["", "S", "NP", "S VP"])
 @SOME
 def test_any_labels_give_a_tree(labels):
     leaves = [Tree("NN", word=f"w{i}") for i in range(len(labels))]
-    made = _tree_of_labels(labels, leaves)
+    made = tree_of_labels(labels, leaves)
     assert list(made.leaves()) == leaves
-    assert _fault(linearize(made), len(leaves)) == ""
+    assert fault_of(linearize(made), len(leaves)) == ""
 
 
 def test_labels_of_the_papers_kind():
@@ -72,7 +72,7 @@ def test_labels_of_the_papers_kind():
     ]
     counts = [0, *map(len, common)]
     wanted = [after - before for before, after in itertools.pairwise(counts)]
-    labels = _tree_labels(one)
+    labels = tree_labels(one)
     assert [step for step, _, _ in labels] == [*wanted, 0]
     assert [name for _, name, _ in labels] == [*(c[-1].label for c in common), ""]
     assert [alone for _, _, alone in labels] == ["", "", "", "", "", "", "NP", ""]
@@ -95,7 +95,7 @@ def test_the_labeller_reads_every_word(tmp_path):
     for row in range(3):  # each sentence alone, each kind from tree_labels itself
         ids, _ = pairs[row]
         logits = model(torch.tensor([[*ids.tolist(), 3]]))
-        labels = _tree_labels(trees[row])
+        labels = tree_labels(trees[row])
         words += len(labels)
         for i, one in enumerate(labels):
             for kind, label in enumerate(one):

@@ -27,14 +27,14 @@ from transformer_lib.parsing import (
     train_tree_tokenizer,
 )
 from transformer_lib.parsing import parser as parsing
-from transformer_lib.parsing.parser import _prepare_trees
+from transformer_lib.parsing.parser import prepare_trees
 from transformer_lib.parsing.tree_tokens import (
-    _brackets_of_slots,
-    _chunks,
-    _form_of,
+    brackets_of_slots,
+    chunks_of,
+    form_of,
     tree_pair,
 )
-from transformer_lib.parsing.trees import _DEEPEST, _fault
+from transformer_lib.parsing.trees import DEEPEST, fault_of
 from transformer_lib.runs import Recipe
 from transformer_lib.tokenizer import UNK
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -64,7 +64,7 @@ def test_trees_over_many_lines_and_comments():
         ("(S ((NN a)))", "some.mrg, line 1: a bracket inside a tree has no label"),
         ("(S\n(NP (NN a) b))", "some.mrg, line 2: 'b' stands beside brackets"),
         ("()", "some.mrg, line 1: the bracket () holds nothing"),
-        ("(A " * (_DEEPEST + 2), "brackets are open"),
+        ("(A " * (DEEPEST + 2), "brackets are open"),
     ],
 )
 def test_damage_is_named(text, telling):
@@ -90,7 +90,7 @@ def test_sequence_of_the_figure():
     text = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
     wanted = "(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S"
     assert " ".join(linearize(clean_tree(tree(text)))) == wanted
-    assert _chunks(wanted.split()) == [
+    assert chunks_of(wanted.split()) == [
         "(S_(NP_XX_)NP",
         "(VP_XX",
         "(NP_XX",
@@ -104,9 +104,9 @@ def test_sequence_of_the_figure():
 def test_sequences_come_back(made):
     clean, leaves = clean_tree(made), list(made.leaves())
     tokens = linearize(clean)
-    assert clean == made and _fault(tokens, len(leaves)) == ""
+    assert clean == made and fault_of(tokens, len(leaves)) == ""
     assert repair(tokens, leaves) == made
-    pieces = _chunks(tokens)
+    pieces = chunks_of(tokens)
     assert len(pieces) == len(leaves)
     assert " ".join(pieces).replace("_", " ").split(" ") == tokens
 
@@ -117,29 +117,29 @@ def test_sequences_come_back(made):
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
-    return folder, _prepare_trees("toy", folder, 400, 60, "chunks", threads=1)
+    return folder, prepare_trees("toy", folder, 400, 60, "chunks", threads=1)
 
 
 def test_prepared_targets_come_back(prepared):
     folder, ready = prepared
     lines = (folder / "valid.tsv").read_text(encoding="utf-8").splitlines()
     trees = load_trees("toy", "valid").trees
-    assert _form_of(ready.tokenizer) == "chunks" and len(lines) == len(trees) == 150
+    assert form_of(ready.tokenizer) == "chunks" and len(lines) == len(trees) == 150
     for line, one in zip(lines, trees, strict=True):
         target = line.split("\t")[1]
         ids = ready.tokenizer.encode(target)
         assert len(ids) == len(one.words) == len(line.split("\t")[0].split(" "))
         assert ready.tokenizer.decode(ids) == target
         assert repair(target.replace("_", " ").split(" "), list(one.leaves())) == one
-    again = _prepare_trees("toy", folder, 400, 60, "chunks", threads=1)
+    again = prepare_trees("toy", folder, 400, 60, "chunks", threads=1)
     assert again.data == ready.data
 
 
 def test_prepared_slots_stand_side_by_side(tmp_path, monkeypatch):
     monkeypatch.setattr(parsing, "load_trees", first_trees)
-    ready = _prepare_trees("toy", tmp_path, 600, 60, "slots", copies=3, threads=1)
+    ready = prepare_trees("toy", tmp_path, 600, 60, "slots", copies=3, threads=1)
     tokenizer, trees = ready.tokenizer, first_trees("toy").trees
-    assert _form_of(tokenizer) == "slots" and len(ready.train) == 3 * len(trees)
+    assert form_of(tokenizer) == "slots" and len(ready.train) == 3 * len(trees)
     lines = (tmp_path / "train.tsv").read_text(encoding="utf-8").splitlines()
     cut = 0
     for number in range(0, len(lines), 3):
@@ -149,7 +149,7 @@ def test_prepared_slots_stand_side_by_side(tmp_path, monkeypatch):
         assert [len(side) for side in ids] == [2 * len(one.words)] * 2
         assert (
             repair(
-                _brackets_of_slots(tokenizer.decode(ids[1]).split()), list(one.leaves())
+                brackets_of_slots(tokenizer.decode(ids[1]).split()), list(one.leaves())
             )
             == one
         )
@@ -159,12 +159,12 @@ def test_prepared_slots_stand_side_by_side(tmp_path, monkeypatch):
     for row in range(0, len(ready.train), 199):
         source, target = ready.train[row]
         assert len(source) == len(target) and UNK not in {*source, *target}
-    again = _prepare_trees("toy", tmp_path, 600, 60, "slots", copies=3, threads=1)
+    again = prepare_trees("toy", tmp_path, 600, 60, "slots", copies=3, threads=1)
     assert again.data == ready.data
     with pytest.raises(ValueError, match="vocab_size=300: .* are needed"):
-        _prepare_trees("toy", tmp_path / "a", 300, 60, "slots")
+        prepare_trees("toy", tmp_path / "a", 300, 60, "slots")
     with pytest.raises(ValueError, match="only slots"):
-        _prepare_trees("toy", tmp_path / "b", 400, 60, "chunks", copies=2)
+        prepare_trees("toy", tmp_path / "b", 400, 60, "chunks", copies=2)
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
@@ -285,13 +285,13 @@ def test_the_places_of_a_parser_are_measured_on_its_way(tmp_path, tiny_recipe):
 def test_more_trees(tmp_path):
     path = tmp_path / "more.mrg"
     path.write_text(WSJ_FILE)
-    ready = _prepare_trees("toy", tmp_path / "a", 390, 60, more=[path], threads=1)
-    assert ready.data["train"]["read"] == 4002 and _form_of(ready.tokenizer) == ""
+    ready = prepare_trees("toy", tmp_path / "a", 390, 60, more=[path], threads=1)
+    assert ready.data["train"]["read"] == 4002 and form_of(ready.tokenizer) == ""
     path.write_text("(S")
     with pytest.raises(TreeError, match=r"more\.mrg, line 1"):
-        _prepare_trees("toy", tmp_path / "b", 430, 60, more=[path])
+        prepare_trees("toy", tmp_path / "b", 430, 60, more=[path])
     with pytest.raises(ValueError, match="vocab_size=9"):
-        _prepare_trees("toy", tmp_path / "c", 9, 60)
+        prepare_trees("toy", tmp_path / "c", 9, 60)
 
 
 def test_an_untrained_parser_gives_trees(prepared):
@@ -339,12 +339,12 @@ def test_training_and_going_on(tmp_path):
         validate_every=2,
     )
     first = train_parser(recipe, tmp_path / "run", show=False)
-    assert _form_of(first.tokenizer) == "chunks" and first.progress.step == 4
+    assert form_of(first.tokenizer) == "chunks" and first.progress.step == 4
     longer = dataclasses.replace(recipe, max_steps=6)
     assert train_parser(longer, tmp_path / "run", show=False).progress.step == 6
     other = dataclasses.replace(recipe, corpus="toy+slots", vocab_size=600, copies=2)
     slots = train_parser(other, tmp_path / "slots", show=False)
-    assert _form_of(slots.tokenizer) == "slots" and slots.recipe.copies == 1
+    assert form_of(slots.tokenizer) == "slots" and slots.recipe.copies == 1
     for corpus in ("tatoeba-en-de", "toy+letters"):
         with pytest.raises(ValueError, match="is no treebank"):
             other = dataclasses.replace(recipe, corpus=corpus)
@@ -368,7 +368,7 @@ def test_recipes_of_section_6_3():
             assert getattr(recipe, setting) == getattr(base, setting)
         assert recipe.max_tokens * recipe.accumulate == 25_000
         Transformer(TransformerConfig(100, **recipe.model | {"num_layers": 1}))
-    assert parsing._PAPER_SEARCH == {"beam_size": 21, "alpha": 0.3, "max_extra": 300}
+    assert parsing.PAPER_SEARCH == {"beam_size": 21, "alpha": 0.3, "max_extra": 300}
     assert Recipe.load("craft-parsing").corpus == "craft+chunks"
 
 
@@ -397,10 +397,10 @@ def test_table_4_is_the_papers():
         "generative": [93.3],
     }
     for kind, scores in wanted.items():
-        assert [f1 for _, k, f1 in parsing._TABLE_4 if k == kind] == scores
-    ours = [row[1:] for row in parsing._TABLE_4 if row[0] == "Transformer, 4 layers"]
+        assert [f1 for _, k, f1 in parsing.TABLE_4 if k == kind] == scores
+    ours = [row[1:] for row in parsing.TABLE_4 if row[0] == "Transformer, 4 layers"]
     assert ours == [("WSJ only", 91.3), ("semi-supervised", 92.7)]
-    assert len(parsing._TABLE_4) == 12
+    assert len(parsing.TABLE_4) == 12
 
 
 # --- exercises ------------------------------------------------------------------------

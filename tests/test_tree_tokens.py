@@ -5,13 +5,12 @@ from made_trees import TREES, tree
 
 from transformer_lib.parsing import clean_tree, linearize
 from transformer_lib.parsing.tree_tokens import (
-    _brackets_of_slots,
-    _source_word,
-    _tree_slots,
-    _word_shape,
-    _word_slots,
+    brackets_of_slots,
     source_text,
     split_words,
+    tree_slots,
+    word_shape,
+    word_slots,
 )
 
 SOME = settings(max_examples=60, deadline=None)
@@ -23,17 +22,17 @@ SMALL = "(S (NP (DT The) (NN dog)) (VP (VBD saw) (NP (PRP it))) (. .))"
 @given(TREES)
 @SOME
 def test_slots_come_back(made):
-    leaves, slots = list(made.leaves()), _tree_slots(made)
+    leaves, slots = list(made.leaves()), tree_slots(made)
     assert len(slots) == 2 * len(leaves) and slots[-1].endswith(")TOP")
-    assert _brackets_of_slots(slots) == linearize(made)
+    assert brackets_of_slots(slots) == linearize(made)
     tags = [slot.rpartition("/")[2] for slot in slots[::2]]
     assert tags == [leaf.label for leaf in leaves]
-    bare = _tree_slots(made, {slot.partition("/")[0] + "/" for slot in slots})
-    assert _brackets_of_slots(bare) == linearize(made)
+    bare = tree_slots(made, {slot.partition("/")[0] + "/" for slot in slots})
+    assert brackets_of_slots(bare) == linearize(made)
 
 
 def test_slots_of_words():
-    slots = _tree_slots(clean_tree(tree(SMALL)))
+    slots = tree_slots(clean_tree(tree(SMALL)))
     assert slots == [
         "(S(NP/DT",
         "0)NP",
@@ -54,9 +53,9 @@ def test_slots_of_words():
         "P53": ("p00", "AA9~"),
         "\u0130": ("~~", "~"),
     }.items():
-        assert _word_slots(word, known) == wanted
-    assert _word_slots("the", known, whole=False) == ("~~", "~")
-    assert _brackets_of_slots(["3)TOP", "(S/DT", "9)TOP", "what", "/NN"]) == [
+        assert word_slots(word, known) == wanted
+    assert word_slots("the", known, whole=False) == ("~~", "~")
+    assert brackets_of_slots(["3)TOP", "(S/DT", "9)TOP", "what", "/NN"]) == [
         "(S",
         "XX",
         ")S",
@@ -67,9 +66,9 @@ def test_slots_of_words():
 def test_words_are_single_tokens():
     assert source_text(["-LRB-", "BMP", "-RRB-"]) == "( BMP )"
     shapes = {"Walking": "~Aing", "p53s": "~9s", "Bmp-2": "~A9-", "xqz": "~"}
-    assert {word: _word_shape(word) for word in shapes} == shapes
+    assert {word: word_shape(word) for word in shapes} == shapes
     for odd in ("Xpd TTD", "a\u00a0b", "\u00b4", "\u2009"):
-        assert len(_source_word(odd).split()) == 1
+        assert len(source_text([odd]).split()) == 1
     assert split_words("Mice (n = 3) don't fly, do they?") == [
         "Mice",
         "(",

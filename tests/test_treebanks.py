@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import lzma
+import re
 import tarfile
 import warnings
 
@@ -22,8 +23,8 @@ from transformer_lib.parsing import (
     repair,
     treebanks,
 )
-from transformer_lib.parsing.tree_tokens import _chunks, tree_pair
-from transformer_lib.parsing.trees import _BRACKETS, _fault
+from transformer_lib.parsing.tree_tokens import chunks_of, tree_pair
+from transformer_lib.parsing.trees import fault_of
 
 SMALL = "(S (NP (DT The) (NN dog)) (VP (VBD saw) (NP (PRP it))) (. .))"
 
@@ -90,7 +91,7 @@ def test_craft_from_its_address(tmp_path, monkeypatch):
     public = tmp_path / "v5.0.2.tar.gz"
     public.write_bytes(make_archive())
     monkeypatch.setattr(
-        treebanks, "_CRAFT", dataclasses.replace(treebanks._CRAFT, url=public.as_uri())
+        treebanks, "CRAFT", dataclasses.replace(treebanks.CRAFT, url=public.as_uri())
     )
     assert load_trees("craft", "test").trees[0].words == ["w14", "go"]
     public.unlink()  # it was kept
@@ -110,11 +111,11 @@ def test_craft_of_another_version_is_told(place, tmp_path, monkeypatch):
     trees = f"( {SMALL} )\n".encode()
     path.write_bytes(lzma.compress(trees) if place == "files" else make_archive())
     monkeypatch.setattr(
-        treebanks, "_CRAFT", dataclasses.replace(treebanks._CRAFT, url=path.as_uri())
+        treebanks, "CRAFT", dataclasses.replace(treebanks.CRAFT, url=path.as_uri())
     )
     with pytest.warns(UserWarning, match="craft, test is another version.*5.0.2"):
         bank = load_trees("craft", "test")
-    monkeypatch.setitem(treebanks._CRAFT_KNOWN, "test", bank.sha256)
+    monkeypatch.setitem(treebanks.CRAFT_KNOWN, "test", bank.sha256)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_trees("craft", "test").trees == bank.trees
@@ -173,7 +174,7 @@ def test_toy_splits_share_no_sentence():
 @pytest.mark.corpora
 def test_all_of_craft_comes_back():
     """30,830 trees read and written; every twelfth's sequence gives the tree back."""
-    total, same_line = 0, 0
+    total, same_line, brackets = 0, 0, re.compile(r"[()]|[^ \t\r\n()]+")
     for name in ("train", "dev", "test"):
         file = f"craft_{name}.mrg.xz"
         path = next((path for _, path in local_copies(Source(file, "", ""))), None)
@@ -183,12 +184,12 @@ def test_all_of_craft_comes_back():
         for line, one in zip(lines, read_trees(lines, path.name), strict=True):
             total += 1
             same_line += str(one) == line
-            assert _BRACKETS.findall(str(one)) == _BRACKETS.findall(line)
+            assert brackets.findall(str(one)) == brackets.findall(line)
             if total % 12:
                 continue
             clean = clean_tree(one)
             leaves, tokens = list(clean.leaves()), linearize(clean)
-            assert _fault(tokens, len(leaves)) == ""
+            assert fault_of(tokens, len(leaves)) == ""
             assert repair(tokens, leaves) == clean
     assert (total, same_line) == (30_830, 30_822)  # eight have a space too many
 
@@ -199,6 +200,6 @@ def test_craft_development_split_and_its_score():
     assert len(bank) == 2_780
     for one in bank.trees:
         source, target = tree_pair(one)
-        assert len(source.split()) == len(one.words) == len(_chunks(target.split()))
+        assert len(source.split()) == len(one.words) == len(chunks_of(target.split()))
     total = sum((BracketScore.of(t, t) for t in bank.trees), BracketScore())
     assert total.f1 == 100 and total.exact == total.sentences == 2_780

@@ -16,16 +16,16 @@ from transformer_lib.parsing import (
     read_trees,
     repair,
 )
-from transformer_lib.parsing.tree_tokens import _CLOSING, _OPENING
-from transformer_lib.parsing.trees import _fault, _is_bracket, _plain_label
+from transformer_lib.parsing.tree_tokens import brackets_of_slots
+from transformer_lib.parsing.trees import fault_of, is_bracket, plain_label
 
 SOME = settings(max_examples=60, deadline=None)
 
 
 def test_labels_and_traces():
     for label, plain in [("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("PP-LOC=3", "PP")]:
-        assert _plain_label(label) == plain
-    assert _plain_label("WHNP") == "WHNP"
+        assert plain_label(label) == plain
+    assert plain_label("WHNP") == "WHNP"
     text = "( (S (NP-SBJ (-NONE- *)) (VP (-LRB- -LRB-) (PRP$ its))) )"
     assert str(clean_tree(tree(text))) == "(TOP (S (VP (-LRB- -LRB-) (PRP$ its))))"
     assert clean_tree(tree("( (S (-NONE- *)) )")) is None
@@ -37,9 +37,9 @@ def test_a_million_equal_characters_take_no_square_of_time(text):
     run = text * 1_000_000
     with contextlib.suppress(TreeError):
         assert list(read_trees([run])) == []
-    assert _plain_label(run)[:1] == run[:1]
-    assert bool(_OPENING.fullmatch(run)) == (text == "/")
-    assert not _CLOSING.fullmatch(run + "\n")
+    assert plain_label(run)[:1] == run[:1]
+    assert brackets_of_slots([run]) == ["XX"] * (text == "/")
+    assert brackets_of_slots(["(S/DT", run + "\n"]) == ["(S", "XX"]
 
 
 TOKENS = st.lists(
@@ -55,10 +55,10 @@ TOKENS = st.lists(
 def test_repair_gives_a_tree_over_exactly_the_words(tokens, leaves):
     mended = repair(tokens, leaves)
     assert list(mended.leaves()) == leaves
-    assert _fault(linearize(mended), len(leaves)) == ""
+    assert fault_of(linearize(mended), len(leaves)) == ""
     assert list(read_trees([str(mended)])) == [mended]
-    if _fault(tokens, len(leaves)) == "":  # nothing to mend: nothing is changed
-        brackets = [t for t in tokens if _is_bracket(t)]
+    if fault_of(tokens, len(leaves)) == "":  # nothing to mend: nothing is changed
+        brackets = [t for t in tokens if is_bracket(t)]
         assert [t for t in linearize(mended) if t != "XX"] == brackets
 
 
@@ -77,7 +77,7 @@ def test_repair_gives_a_tree_over_exactly_the_words(tokens, leaves):
 )
 def test_faults_and_their_repair(tokens, problem, wanted):
     leaves = [Tree("NN", word="a"), Tree("NN", word="b")]
-    assert _fault(tokens.split(), 2) == problem
+    assert fault_of(tokens.split(), 2) == problem
     assert " ".join(linearize(repair(tokens.split(), leaves))) == wanted
 
 
@@ -85,7 +85,7 @@ def test_repair_of_endless_brackets():
     leaves = [Tree("NN", word="a")]
     mended = repair(["(NP"] * 900 + ["XX"], leaves)
     assert list(read_trees([str(mended)])) == [mended]
-    assert _fault(["(NP"] * 900 + ["XX"] + [")NP"] * 900, 1) == "unbalanced"
+    assert fault_of(["(NP"] * 900 + ["XX"] + [")NP"] * 900, 1) == "unbalanced"
 
 
 GOLD = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
