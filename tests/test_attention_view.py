@@ -47,6 +47,10 @@ def test_view_holds_the_weights(pair):
     values = [int(packed[i : i + 2], 36) / 1000 for i in range(0, len(packed), 2)]
     wanted = pair.matrix("cross", 1, 2).flatten()
     torch.testing.assert_close(torch.tensor(values), wanted, atol=5.1e-4, rtol=0)
+    weights = {"cross": [torch.tensor([[[[1.0, 0.0], [0.5, 0.001]]]])]}
+    small = AttentionMaps(["a", "</s>"], ["<s>", "b"], weights)
+    packed = data_of(AttentionView(small, "cross", kinds=["cross"]))[1]["weights"]
+    assert packed == {"cross": [["rs00dw01"]]}
     assert len(text.encode()) < 60_000
     assert len(text.partition("<script>")[2].partition("</script>")[0]) < 10_000
     assert "http" not in text and "<script" in text and " id=" not in text

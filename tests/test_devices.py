@@ -239,11 +239,11 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     ),
     "token_log_probs": (
         model_of,
-        lambda m: cpu(heads._token_log_probs(m, ids(), starts())),
+        lambda m: cpu(heads.token_log_probs(m, ids(), starts())),
     ),
     "loss_and_choices": (
         model_of,
-        lambda m: heads._loss_and_choices(m, [(ids(), starts())]),
+        lambda m: heads.loss_and_choices(m, [(ids(), starts())]),
     ),
     "next_token_loss": (
         lambda: family_model(causal=True, positions="rotary", num_kv_heads=1),

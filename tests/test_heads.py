@@ -14,7 +14,7 @@ from looked_inside import FEW, PAIRS
 from scipy.stats import spearmanr
 
 from transformer_lib.corpora import Corpus
-from transformer_lib.corpora.grammar import ADJECTIVES, NOUNS, PRONOUNS
+from transformer_lib.corpora.grammar import ADJECTIVES, NOUNS, PRONOUNS, VERBS
 from transformer_lib.decoding import greedy_decode
 from transformer_lib.evaluation import Score
 from transformer_lib.looking_inside import (
@@ -29,22 +29,20 @@ from transformer_lib.looking_inside import (
 )
 from transformer_lib.looking_inside import weights as looking_inside
 from transformer_lib.looking_inside.heads import (
-    _agreement,
-    _link_shares,
-    _loss_and_choices,
-    _possessives,
-    _rank_correlation,
-    _relation_sentence,
-    _scored_elsewhere,
-    _sentence_losses,
-    _shuffled,
-    _split_verbs,
-    _token_log_probs,
-    _uniform,
-    _words_of,
-    _zeroed,
+    CHANGES,
+    agreement_of_words,
+    link_shares,
+    loss_and_choices,
+    possessives,
+    rank_correlation,
+    relation_sentence,
+    scored_elsewhere,
+    sentence_losses,
+    split_verbs,
+    token_log_probs,
+    words_of,
 )
-from transformer_lib.looking_inside.weights import _attentions
+from transformer_lib.looking_inside.weights import attention_modules
 from transformer_lib.runs import read_evidence
 from transformer_lib.runs.folder import find_pretrained
 from transformer_lib.tokenizer import BOS, EOS
@@ -60,10 +58,10 @@ def test_zeroed_head_equals_a_model_without_it(small, kind):
     without = copy.deepcopy(small)
     columns = slice(2 * 8, 3 * 8)  # head 2 of 4, 8 wide
     with torch.no_grad():
-        _attentions(without, kind)[1].w_o.weight[:, columns] = 0
+        attention_modules(without, kind)[1].w_o.weight[:, columns] = 0
     src_ids, tgt_ids = torch.tensor([[5, 6, 8, EOS]]), torch.tensor([[BOS, 7, 9]])
-    see = altered(kind, 1, 2, _zeroed)
-    got = _token_log_probs(small, src_ids, tgt_ids, see)[0]
+    see = altered(kind, 1, 2, "zeroed")
+    got = token_log_probs(small, src_ids, tgt_ids, see)[0]
     wanted = without(src_ids, tgt_ids).log_softmax(-1)
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(got, small(src_ids, tgt_ids).log_softmax(-1), atol=1e-4)
@@ -78,11 +76,11 @@ def test_uniform_and_shuffled_stay_within_what_is_allowed(seed, causal):
     allowed = torch.ones(2, 3, 5, 5, dtype=torch.bool)
     allowed = allowed.tril() if causal else allowed & (torch.rand(2, 1, 1, 5) < 0.6)
     weights = torch.rand(2, 3, 5, 5) * allowed
-    same = _uniform(weights, allowed)
+    same = CHANGES["uniform"](weights, allowed)
     assert (same[~allowed] == 0).all()
     counts = allowed.sum(-1, keepdim=True)
     torch.testing.assert_close(same[allowed], (1 / counts).expand_as(same)[allowed])
-    other = _shuffled(weights, allowed)
+    other = CHANGES["shuffled"](weights, allowed)
     assert (other[~allowed] == 0).all()
     assert torch.equal(other.sort(dim=-1)[0], weights.sort(dim=-1)[0])
 
@@ -90,15 +88,15 @@ def test_uniform_and_shuffled_stay_within_what_is_allowed(seed, causal):
 def test_shuffled_does_shuffle():
     torch.manual_seed(0)
     weights = torch.rand(1, 1, 200, 6)
-    other = _shuffled(weights, torch.ones_like(weights, dtype=torch.bool))
+    other = CHANGES["shuffled"](weights, torch.ones_like(weights, dtype=torch.bool))
     moved = (other.argmax(-1) != weights.argmax(-1)).float().mean()
     assert 0.75 < moved < 0.92  # 5 in 6 are expected
 
 
 def test_weigh_heads_and_losses(trained):
     model, tokenizer = trained
-    batches = list(looking_inside._encode_pairs(tokenizer, PAIRS))
-    loss, choices = _loss_and_choices(model, batches)
+    batches = list(looking_inside.encode_pairs(tokenizer, PAIRS))
+    loss, choices = loss_and_choices(model, batches)
     nll = count = 0
     for source, target in PAIRS:  # the loss by torch, one pair at a time
         tgt = tokenizer.encode(target)
@@ -111,7 +109,7 @@ def test_weigh_heads_and_losses(trained):
         )
         count += len(tgt) + 1
     assert loss == pytest.approx(nll / count, rel=1e-4) and len(choices) == count
-    before, counts, _ = _sentence_losses(model, batches)
+    before, counts, _ = sentence_losses(model, batches)
     assert len(before) == len(PAIRS) and int(counts.sum()) == count
     table = weigh_heads(model, tokenizer, PAIRS, ["zeroed"])
     L, H = model.config.num_layers, model.config.num_heads
@@ -129,7 +127,7 @@ def test_weigh_heads_and_losses(trained):
     more = (H - 1) * before
     for head in (*range(H), None):
         see = altered(row["kind"], row["layer"], head, "zeroed")
-        cost = _sentence_losses(model, batches, see)[0]
+        cost = sentence_losses(model, batches, see)[0]
         more += cost if head is None else -cost
     rng = np.random.default_rng(0)
     drawn = rng.integers(len(PAIRS), size=(4000, len(PAIRS)))
@@ -163,7 +161,7 @@ def test_the_record_says_what_the_chapter_says(trained):
     found = {(r["kind"], r["layer"], r["head"], r["change"]): r for r in record["rows"]}
     assert len(found) == len(record["rows"]) == 3 * L * (H + 1) * 3
     assert {"hardware", "commit", "date"} <= record["environment"].keys()
-    assert record["command"] == heads._RECORD_COMMAND and record["seconds"] > 0
+    assert record["command"] == heads.RECORD_COMMAND and record["seconds"] > 0
     weights = find_pretrained("tatoeba-en-de") / "weights.safetensors"
     same = hashlib.sha256(weights.read_bytes()).hexdigest() == record["weights_sha256"]
     assert same, "The record is of another model: make it again."
@@ -197,23 +195,25 @@ def test_the_record_says_what_the_chapter_says(trained):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9))
 def test_relations_hold_between_the_right_words(trained, seed):
-    text, found = _relation_sentence(random.Random(seed))
-    words = [word.lower() for word in _words_of(trained[1], text)]
+    text, found = relation_sentence(random.Random(seed))
+    words = [word.lower() for word in words_of(trained[1], text)]
     nouns = {noun for row in NOUNS for noun in row[:2]}
     subjects = nouns | {row[0].lower() for row in PRONOUNS}
     adjectives = {row[0] for row in ADJECTIVES}
-    kinds = {"article": heads._ARTICLES, "noun": nouns, "adjective": adjectives}
-    kinds |= {"subject": subjects, "verb": heads._MAIN_VERBS, "object": nouns}
+    articles = {"the", "a", "an"}
+    main = {form.split()[0] for verb in VERBS for form in verb.english}
+    kinds = {"article": articles, "noun": nouns, "adjective": adjectives}
+    kinds |= {"subject": subjects, "verb": main, "object": nouns}
     assert text.endswith((".", "?")) and len(words) == len(text.split()) + 1
     for name, pairs in found.items():
         first, second = name.split(" → ")
         for a, b in pairs:
             assert words[a] in kinds[first], (text, name, words[a])
             assert words[b] in kinds[second], (text, name, words[b])
-    verbs = [word for word in words if word in heads._MAIN_VERBS]
+    verbs = [word for word in words if word in main]
     assert len(found["verb → object"]) == len(verbs) >= 1
-    articles = sum(word in heads._ARTICLES for word in words)
-    assert len(found["article → noun"]) == articles
+    count = sum(word in articles for word in words)
+    assert len(found["article → noun"]) == count
 
 
 def test_most_attended(trained):
@@ -237,7 +237,7 @@ def test_searches(trained):
         "He came back.",
         "Give me something to write on.",
     ]
-    assert _split_verbs(tokenizer, texts) == [(texts[0], 3, 0), (texts[1], 4, 1)]
+    assert split_verbs(tokenizer, texts) == [(texts[0], 3, 0), (texts[1], 4, 1)]
     texts = [
         "Tom forgot his keys.",
         "Tom told John about his keys.",
@@ -247,7 +247,7 @@ def test_searches(trained):
         "They sold their house.",
     ]
     wanted = [(texts[0], 2, 0), (texts[2], 3, 1), (texts[5], 2, 0)]
-    assert _possessives(tokenizer, texts) == wanted
+    assert possessives(tokenizer, texts) == wanted
 
 
 def test_link_shares_by_hand():
@@ -256,7 +256,7 @@ def test_link_shares_by_hand():
     links, none = [0, 2, 0, 1], [0, 2, 0, 0]  # what each word attends to most
     staring = [1, 1, 1, 1]  # every word looks at word 1: no link at all
     looked = [torch.tensor([[row, staring]]) for row in (links, links, none)]
-    found = _link_shares(looked, cases, ["turned", "put", "put"])
+    found = link_shares(looked, cases, ["turned", "put", "put"])
     assert list(found) == ["turned", "put"]
     assert found["turned"].tolist() == [[1.0, 1.0], [0.0, 1.0]]  # link, control
     assert found["put"].tolist() == [[0.5, 1.0], [0.0, 1.0]]
@@ -268,7 +268,7 @@ def test_a_head_is_scored_where_it_was_not_chosen():
     shares = {
         verb: torch.tensor([[0.3, link], [0.0, 0.0]]) for verb, link in known.items()
     }
-    found = _scored_elsewhere(shares)
+    found = scored_elsewhere(shares)
     assert found["turned"] == (0, pytest.approx(0.3), 0.0)  # not what it knows by heart
     assert [found[verb][0] for verb in ("put", "threw", "took")] == [1, 1, 1]
     assert all(found[verb][1] == 0 for verb in ("put", "threw", "took"))
@@ -276,7 +276,7 @@ def test_a_head_is_scored_where_it_was_not_chosen():
 
 def _gain_and_error(looked, cases, groups):
     """Mean gain over the groups, and its standard error, by NumPy."""
-    scored = _scored_elsewhere(_link_shares(looked, cases, groups)).values()
+    scored = scored_elsewhere(link_shares(looked, cases, groups)).values()
     gains = np.array([link - control for _, link, control in scored])
     return gains.mean(), gains.std(ddof=1) / len(gains) ** 0.5
 
@@ -304,7 +304,7 @@ def test_figure_5_two_heads_have_two_structures(trained):
     model, tokenizer = trained
     rng, far, near, before = random.Random(7), [], [], []
     for _ in range(60):
-        text, found = _relation_sentence(rng)
+        text, found = relation_sentence(rng)
         best = most_attended(model, tokenizer, text).flatten(0, 1)  # (L * H, words)
         for a, b in found["article → noun"]:
             (far if b - a > 1 else near).append(best[:, a] == b)
@@ -324,7 +324,7 @@ def test_rank_correlation_by_the_formula(seed, n):
     torch.manual_seed(seed)
     a, b = torch.randperm(n), torch.randperm(n)
     wanted = 1 - 6 * float(((a - b) ** 2).sum()) / (n * (n * n - 1))
-    got = _rank_correlation(a.float().exp(), b.float() * 3)  # only the order counts
+    got = rank_correlation(a.float().exp(), b.float() * 3)  # only the order counts
     assert float(got) == pytest.approx(wanted, abs=1e-6)
 
 
@@ -348,16 +348,16 @@ def test_weights_are_set_beside_the_choice_of_the_same_token(row):
         ["<s>", *(f"▁t{k}" for k in range(1, T))],
         {"cross": [weights[None, None]]},
     )
-    rho, first = _agreement(pair, moved, 0, 0, row)
+    rho, first = agreement_of_words(pair, moved, 0, 0, row)
     assert rho.shape == first.shape == (T - 1,) and first.all()
     other = {"writes": "reads", "reads": "writes"}[row]
-    assert _agreement(pair, moved, 0, 0, other)[1].sum() <= 1
+    assert agreement_of_words(pair, moved, 0, 0, other)[1].sum() <= 1
     # The same weights by a formula that is not ours.
     rows = weights[1:, :-1] if row == "reads" else weights[:-1, :-1]
     wanted = [spearmanr(a, b).statistic for a, b in zip(rows, moved, strict=False)]
     assert rho.tolist() == pytest.approx(wanted)
     with pytest.raises(ValueError, match="must be 'writes' or 'reads'"):
-        _agreement(pair, moved, 0, 0, "thinks")
+        agreement_of_words(pair, moved, 0, 0, "thinks")
 
 
 def test_a_record_goes_on_from_one_of_the_same_model(trained, monkeypatch, tmp_path):
@@ -384,7 +384,7 @@ def test_a_record_goes_on_from_one_of_the_same_model(trained, monkeypatch, tmp_p
     monkeypatch.setattr(heads, "weigh_heads", weigh)
     monkeypatch.setattr(heads, "sacre_bleu", score)
     first = heads.record_heads(tmp_path / "first.json", seed=1)  # the seed is another
-    assert weighed == [list(heads._CHANGES)] and len(scored) == 2
+    assert weighed == [list(heads.CHANGES)] and len(scored) == 2
     assert first["kept_of"] is None and first["possessives"] == 2
     monkeypatch.setattr(heads, "read_evidence", lambda name: first)
     second = heads.record_heads(tmp_path / "second.json", seed=1)

@@ -25,16 +25,15 @@ from transformer_lib.looking_inside import (
     look,
     watching,
 )
-from transformer_lib.looking_inside import weights as looking_inside
-from transformer_lib.looking_inside.heads import _words_of
+from transformer_lib.looking_inside.heads import words_of
 from transformer_lib.looking_inside.weights import (
-    _attentions,
-    _join_labels,
-    _links,
-    _read_aligned,
-    _row_statistics,
-    _sign_ids,
+    attention_modules,
+    join_labels,
+    largest_links,
     merge_words,
+    read_aligned,
+    row_statistics,
+    sign_ids,
     word_groups,
 )
 from transformer_lib.runs import load_pretrained
@@ -61,13 +60,13 @@ def test_weights_equal_torch_s_own(norm_first):
     src_ids = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, EOS, PAD, PAD]])
     tgt_ids = torch.tensor([[BOS, 11, 12, 13], [BOS, 14, PAD, PAD]])
     got, compared = attention_weights(model, src_ids, tgt_ids), 0
-    for kind in looking_inside._STACKS:
+    for kind in ("encoder", "decoder", "cross"):
         stack = twin.encoder if kind == "encoder" else twin.decoder
         name = "multihead_attn" if kind == "cross" else "self_attn"
         inputs = []
         hooks = [
             attention.register_forward_hook(lambda m, a, r, to=inputs: to.append(a))
-            for attention in _attentions(model, kind)
+            for attention in attention_modules(model, kind)
         ]
         model(src_ids, tgt_ids)
         for hook in hooks:
@@ -108,7 +107,10 @@ def test_rows_sum_to_one_over_what_is_allowed(small, sources, targets):
 
 def test_watching_leaves_no_trace(small):
     src_ids, tgt_ids = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7]])
-    before, usual = small(src_ids, tgt_ids), _attentions(small, "cross")[0].attention
+    before, usual = (
+        small(src_ids, tgt_ids),
+        attention_modules(small, "cross")[0].attention,
+    )
     with watching(small, lambda *seen: None):
         torch.testing.assert_close(small(src_ids, tgt_ids), before)
         with pytest.raises(ValueError, match="being watched already"):
@@ -116,7 +118,7 @@ def test_watching_leaves_no_trace(small):
                 pass
     with pytest.raises(RuntimeError, match="mine"), watching(small, stop):
         small(src_ids, tgt_ids)
-    assert _attentions(small, "cross")[0].attention is usual
+    assert attention_modules(small, "cross")[0].attention is usual
     assert torch.equal(small(src_ids, tgt_ids), before)
     small.train()
     first, second = (attention_weights(small, src_ids, tgt_ids) for _ in range(2))
@@ -124,7 +126,7 @@ def test_watching_leaves_no_trace(small):
     assert small.training
     small.eval()
     with pytest.raises(ValueError, match="kind='self'"):
-        _attentions(small, "self")
+        attention_modules(small, "self")
 
 
 def stop(*seen):
@@ -137,7 +139,7 @@ def stop(*seen):
 def test_words_of_pieces():
     pieces = ["<s>", "▁Tom", "'", "s", "▁rain", "ing", ",", '▁"', "so", ".", "</s>"]
     groups = word_groups(pieces)
-    words = _join_labels(pieces, groups)
+    words = join_labels(pieces, groups)
     assert words == ["<s>", "Tom's", "raining", ",", '"', "so", ".", "</s>"]
     assert sorted(i for group in groups for i in group) == list(range(len(pieces)))
 
@@ -198,10 +200,10 @@ def test_alignment_error_rate_by_hand():
 
 
 def test_gold_alignments_fit_the_words(trained):
-    gold = _read_aligned()
+    gold = read_aligned()
     assert len(gold) == 20
     for english, german, sure, possible in gold:
-        sides = [_words_of(trained[1], text) for text in (english, german)]
+        sides = [words_of(trained[1], text) for text in (english, german)]
         assert not sure & possible
         for s, t in sure | possible:
             assert s < len(sides[0]) and t < len(sides[1]), (english, s, t)
@@ -211,14 +213,14 @@ def test_gold_alignments_fit_the_words(trained):
 
 def test_one_row_of_one_layer_aligns(trained):
     """Some layer's mean over the heads aligns, and there the other row does not."""
-    gold = _read_aligned()
+    gold = read_aligned()
     pairs = [look(*trained, *row[:2]) for row in gold]
     sure, possible = zip(*[row[2:] for row in gold], strict=True)
     rates = []
     for layer in range(trained[0].config.num_layers):
         both = []
         for row in ("writes", "reads"):
-            found = [_links(pair.aligned(layer, None, row)[0]) for pair in pairs]
+            found = [largest_links(pair.aligned(layer, None, row)[0]) for pair in pairs]
             both.append(alignment_error_rate(found, sure, possible))
         rates.append(sorted(both))
     aligned, other = min(rates)
@@ -238,7 +240,7 @@ def test_row_statistics_by_loops(trained):
     weights = torch.rand(1, 2, 4, 4).softmax(-1).tril()
     weights = weights / weights.sum(-1, keepdim=True)
     keys = torch.tensor([[9, 7, 8, EOS]])
-    got = _row_statistics(weights, keys, signs, same_text=True)
+    got = row_statistics(weights, keys, signs, same_text=True)
     for h in range(2):
         for t in range(4):
             row = weights[0, h, t].tolist()
@@ -259,9 +261,9 @@ def test_row_statistics_by_loops(trained):
                 assert float(got[name][0, h, t]) == pytest.approx(value, abs=1e-5), name
     theirs = torch.distributions.Categorical(probs=weights).entropy()
     torch.testing.assert_close(got["entropy"], theirs, atol=1e-5, rtol=1e-4)
-    few = _row_statistics(weights, keys, signs, same_text=False)
+    few = row_statistics(weights, keys, signs, same_text=False)
     assert "distance" not in few and "next" not in few
-    pieces = [trained[1].processor.id_to_piece(int(i)) for i in _sign_ids(trained[1])]
+    pieces = [trained[1].processor.id_to_piece(int(i)) for i in sign_ids(trained[1])]
     assert "." in pieces and "," in pieces and "▁the" not in pieces
 
 
