@@ -21,7 +21,7 @@ from transformer_lib.decoding import (
     output_limits,
     search,
 )
-from transformer_lib.encoder import FeedForward
+from transformer_lib.encoder import Encoder, FeedForward
 from transformer_lib.exercises.family import (
     check_rotate_one,
     check_span_target,
@@ -41,13 +41,13 @@ from transformer_lib.family import (
     rotate,
     sample,
 )
-from transformer_lib.family.models import _NETWORKS, _cut_patches, _make_stack
+from transformer_lib.family.models import NETWORKS, cut_patches, make_stack
 from transformer_lib.family.pretraining import (
-    _random_spans,
-    _row_batches,
     count_pairs,
     fit_steps,
     next_token_loss,
+    random_spans,
+    row_batches,
     short_sentences,
     small_tokenizer,
 )
@@ -335,8 +335,8 @@ def test_vit_has_the_parameters_that_are_published():
 
 def test_two_thirds_keep_the_size_of_a_gated_network():
     """Shazeer 2020, section 3."""
-    plain = _NETWORKS["relu"](512, 2048)
-    gated = _NETWORKS["swiglu"](512, 2048 * 2 // 3)
+    plain = NETWORKS["relu"](512, 2048)
+    gated = NETWORKS["swiglu"](512, 2048 * 2 // 3)
     weights = [
         sum(p.numel() for p in m.parameters() if p.dim() > 1) for m in (plain, gated)
     ]
@@ -442,12 +442,14 @@ def test_order_counts_and_padding_does_not(positions):
 
 
 def test_a_bag_of_words_without_positions():
-    stack = _make_stack(FamilyConfig(V, **SIZES)).eval()  # nothing is added to x
+    stack = make_stack(
+        FamilyConfig(V, **SIZES), Encoder
+    ).eval()  # nothing is added to x
     x, order = torch.randn(1, 6, 16), torch.randperm(6)
     torch.testing.assert_close(
         stack(x)[:, order], stack(x[:, order]), atol=1e-5, rtol=0
     )
-    rotary = _make_stack(FamilyConfig(V, **SIZES, positions="rotary")).eval()
+    rotary = make_stack(FamilyConfig(V, **SIZES, positions="rotary"), Encoder).eval()
     assert (rotary(x)[:, order] - rotary(x[:, order])).abs().max() > 1e-3
 
 
@@ -474,10 +476,10 @@ def test_image_patches_have_places():
 
 def test_patches_by_hand():
     image = torch.arange(16.0).view(1, 1, 4, 4)
-    got = _cut_patches(image, 2)[0].tolist()
+    got = cut_patches(image, 2)[0].tolist()
     assert got == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
     with pytest.raises(ValueError, match="do not divide into patches of 3"):
-        _cut_patches(image, 3)
+        cut_patches(image, 3)
 
 
 # --- rotary positions, groups, gates --------------------------------------------------
@@ -545,7 +547,7 @@ def test_gates_and_activations_by_formula():
         ),
         "swiglu": lambda f: f.w_1(x) / (1 + (-f.w_1(x)).exp()) * f.w_3(x),
     }.items():
-        f = _NETWORKS[kind](6, 9)
+        f = NETWORKS[kind](6, 9)
         wanted = inside(f) @ f.w_2.weight.T + f.w_2.bias
         torch.testing.assert_close(f(x), wanted, atol=1e-5, rtol=1e-5)
 
@@ -848,7 +850,7 @@ def test_the_example_of_the_t5_paper():
     st.integers(0, 10**6),
 )
 def test_spans_are_cut_and_filled(length, share, mean, seed):
-    spans = _random_spans(length, share, mean, random.Random(seed))
+    spans = random_spans(length, share, mean, random.Random(seed))
     out = sum(end - start for start, end in spans)
     assert out == min(max(1, round(share * length)), length - 1)
     assert all(0 <= a < b <= length for a, b in spans)
@@ -863,12 +865,12 @@ def test_spans_are_cut_and_filled(length, share, mean, seed):
 def test_spans_fall_everywhere():
     rng, hits = random.Random(0), torch.zeros(10)
     for _ in range(2000):
-        for start, end in _random_spans(10, 0.2, 2, rng):
+        for start, end in random_spans(10, 0.2, 2, rng):
             hits[start:end] += 1
     assert hits.min() > 100  # each place is cut out now and then, both ends too
     for wrong in ((1, 0.15, 3), (9, 0.0, 3), (9, 1.0, 3), (9, 0.15, 0.5)):
         with pytest.raises(ValueError, match="length="):
-            _random_spans(*wrong, rng)
+            random_spans(*wrong, rng)
 
 
 # --- training small -------------------------------------------------------------------
@@ -892,14 +894,14 @@ def test_counting_pairs_by_hand():
 
 def test_batches_hold_each_row_once_a_round():
     rows = [[2, i, *([5] * (i % 4)), 3] for i in range(4, 24)]
-    batches = _row_batches(rows, 5, seed=1)
+    batches = row_batches(rows, 5, seed=1)
     seen = [row[1] for _ in range(4) for row in next(batches).tolist()]
     assert sorted(seen) == list(range(4, 24))
     widths = [next(batches).shape[1] for _ in range(4)]
     assert sorted(widths) == [3, 4, 5, 6]  # rows of like length together
     for wrong in (([], 5), (rows, 0)):  # without rows it would look for ever
         with pytest.raises(ValueError, match="one of each or more"):
-            next(_row_batches(*wrong))
+            next(row_batches(*wrong))
 
 
 def test_sentences_without_a_mirror(monkeypatch, tmp_path):
