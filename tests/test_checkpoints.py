@@ -143,8 +143,8 @@ def test_the_random_state_of_a_gpu_is_that_of_the_models_own(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda d: asked.append(d) or d)
     second = torch.device("cuda:1")
-    assert checkpoints._random_states(second)["cuda_rng"] == second == asked[0]
-    assert list(checkpoints._random_states(torch.device("cpu"))) == ["rng"]
+    assert checkpoints.random_states(second)["cuda_rng"] == second == asked[0]
+    assert list(checkpoints.random_states(torch.device("cpu"))) == ["rng"]
     assert len(asked) == 1
 
 

@@ -320,14 +320,14 @@ def saved_model(folder, pairs):
 def whole_and_parts(run, monkeypatch):
     """What run gives at one go, and when it was stopped after a checkpoint."""
     whole = run("whole")
-    saved = trainer._validate_and_save
+    saved = trainer.validate_and_save
 
     def stopped(*arguments):
         saved(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer, "_validate_and_save", stopped)
+        patch.setattr(trainer, "validate_and_save", stopped)
         run("parts")
     return whole, run("parts")
 

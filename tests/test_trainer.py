@@ -20,7 +20,7 @@ from small_runs import FEW, SMALL, tiny
 
 from transformer_lib import machine, training
 from transformer_lib.batches import Prepared, TokenPairs, batches, tokenize_pairs
-from transformer_lib.machine import default_device
+from transformer_lib.machine import Team, default_device
 from transformer_lib.objective import noam_lr
 from transformer_lib.runs import Progress, setup, trainer
 from transformer_lib.tokenizer import Tokenizer
@@ -224,11 +224,11 @@ def test_float16_halves_the_scale_until_the_gradient_fits(train, tmp_path, monke
 def test_the_scale_doubles_after_2000_good_updates():
     at = Progress(scale=8.0)
     for _ in range(1999):
-        trainer._adjust_scale(at, True)
+        trainer.adjust_scale(at, True)
     assert (at.scale, at.steady) == (8.0, 1999)
-    trainer._adjust_scale(at, True)
+    trainer.adjust_scale(at, True)
     assert (at.scale, at.steady) == (16.0, 0)
-    trainer._adjust_scale(at, False)
+    trainer.adjust_scale(at, False)
     assert (at.scale, at.steady, at.skipped) == (8.0, 0, 1)
 
 
@@ -287,7 +287,7 @@ def test_fast_dropout_is_dropout(p, dtype):
     """Held against nn.Dropout: how many are zero, what the others are, the gradient."""
     torch.manual_seed(0)
     x = torch.randn(401, 997, dtype=dtype).requires_grad_()
-    ours, theirs = setup._FastDropout(p)(x), torch.nn.Dropout(p)(x)
+    ours, theirs = setup.FastDropout(p)(x), torch.nn.Dropout(p)(x)
     share = (ours == 0).double().mean().item()
     assert share == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / x.numel()))
     both = (ours != 0) & (theirs != 0)
@@ -307,7 +307,7 @@ def test_fast_dropout_is_dropout(p, dtype):
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (3,), (5, 7), (2, 3, 9)])
 def test_fast_dropout_takes_any_shape_and_is_off_where_it_should_be(shape):
-    drop, x = setup._FastDropout(0.25), torch.ones(shape)
+    drop, x = setup.FastDropout(0.25), torch.ones(shape)
     assert drop(x).shape == x.shape
     kept = drop(x).flatten()
     torch.testing.assert_close(kept[kept != 0], x.flatten()[kept != 0] / 0.75)
@@ -316,8 +316,8 @@ def test_fast_dropout_takes_any_shape_and_is_off_where_it_should_be(shape):
     torch.manual_seed(1)
     assert torch.equal(drop(x), one)
     assert torch.equal(drop.eval()(x), x)
-    assert torch.equal(setup._FastDropout(0.0)(x), x)
-    assert torch.equal(setup._FastDropout(1.0)(x), torch.zeros(shape))
+    assert torch.equal(setup.FastDropout(0.0)(x), x)
+    assert torch.equal(setup.FastDropout(1.0)(x), torch.zeros(shape))
 
 
 def test_a_run_with_fast_dropout_learns_otherwise_and_only_through_dropout(
@@ -409,7 +409,7 @@ def test_copies_with_made_up_names_are_read_in_training():
     assert count == {0.0: 4, 2.0: 12}  # copies first; they are joined like the others
 
 
-def test_a_run_holds_a_few_bytes_of_each_pair():
+def test_a_run_holds_a_few_bytes_of_each_pair(model):
     """The order of an epoch, while it is made and after: whatever the text's size."""
     count, held = 200_000, {}
     rng, sides = np.random.default_rng(0), []
@@ -420,8 +420,9 @@ def test_a_run_holds_a_few_bytes_of_each_pair():
     for packed in (0, 64):
         recipe = tiny(packed=packed, max_tokens=1000)
         tracemalloc.start()
-        found = trainer._places(pairs, recipe, Progress())
-        first = next(found)
+        state = SimpleNamespace(at=Progress(), team=Team())
+        found = trainer.batch_groups(recipe, setup.Data(pairs, pairs), model, state)
+        (first,), _ = next(found)
         held[packed] = [size / count for size in tracemalloc.get_traced_memory()]
         tracemalloc.stop()
         assert len(first.indices) > 10
@@ -434,7 +435,7 @@ def test_memory_does_not_grow_with_the_length_of_a_run(train, tmp_path, monkeypa
 
     The first 80 updates are not counted: what torch keeps from call to call fills up.
     """
-    real, seen = trainer._validate_and_save, []
+    real, seen = trainer.validate_and_save, []
 
     def counted(*given):
         real(*given)
@@ -442,7 +443,7 @@ def test_memory_does_not_grow_with_the_length_of_a_run(train, tmp_path, monkeypa
         live = sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
         seen.append((live, tracemalloc.get_traced_memory()[0]))
 
-    monkeypatch.setattr(trainer, "_validate_and_save", counted)
+    monkeypatch.setattr(trainer, "validate_and_save", counted)
     tracemalloc.start()
     train(tiny(max_steps=120, validate_every=10), tmp_path)
     tracemalloc.stop()

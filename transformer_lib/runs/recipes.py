@@ -8,15 +8,10 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/13_r
 __all__ = ['Recipe']
 
 # %% ../../notebooks/13_runs.ipynb #62653de7
-import tomllib
 from dataclasses import dataclass, field, fields
-from importlib import resources
 from pathlib import Path
 
-from ..batches.augment import COPIES
 from ..machine import default_device, native_precision
-from ..storage import read_json
-from ..transformer import TransformerConfig
 
 # %% ../../notebooks/13_runs.ipynb #6b9f55d1
 @dataclass(frozen=True)
@@ -151,9 +146,20 @@ class Recipe:
             run_dir: Folder of the run. If it has begun, its recipe is taken as it is,
                 also where it goes on on another GPU.
         """
-        return _recipe_for_here(cls, name, run_dir)
+        path = Path(run_dir) / "recipe.json"
+        if path.is_file():
+            return _read_recipe(path)
+        return cls.load(name, precision=native_precision(default_device())[0])
 
-# %% ../../notebooks/13_runs.ipynb #4458529a
+# %% ../../notebooks/under_the_hood/13_runs.ipynb #4628be4f
+import tomllib
+from importlib import resources
+
+from ..batches.augment import COPIES
+from ..storage import read_json
+from ..transformer import TransformerConfig
+
+# %% ../../notebooks/under_the_hood/13_runs.ipynb #4458529a
 def _find_recipe(name_or_path: str | Path):
     """The file of a recipe, by its path or by the name it ships under.
 
@@ -171,7 +177,33 @@ def _find_recipe(name_or_path: str | Path):
         )
     return path
 
-# %% ../../notebooks/13_runs.ipynb #1bc386f1
+# %% ../../notebooks/under_the_hood/13_runs.ipynb #19019dfc
+def _read_toml(path) -> dict:
+    """Read a TOML file whose paths, in [corpus], count from its own folder.
+
+    Raises:
+        ValueError: If it cannot be read; it names the file and the place.
+    """
+    try:
+        settings = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as TOML: {error}.") from None
+    corpus = settings.get("corpus")
+    if isinstance(corpus, dict):
+        for split in corpus.keys() & {"train", "valid", "test"}:
+            files = corpus[split]
+            if isinstance(files, str):
+                corpus[split] = str(path.parent / files)
+            elif isinstance(files, list) and all(isinstance(f, str) for f in files):
+                corpus[split] = [str(path.parent / f) for f in files]
+    return settings
+
+# %% ../../notebooks/under_the_hood/13_runs.ipynb #16725fae
+def _read_recipe(path: Path) -> Recipe:
+    """Read recipe.json of a run or model; newer settings take their defaults."""
+    return Recipe.of(read_json(path), str(path))
+
+# %% ../../notebooks/under_the_hood/13_runs.ipynb #1bc386f1
 _LARGEST = 10**9  # of any number in a recipe
 
 
@@ -207,7 +239,7 @@ _OPTIONAL = (
     "a whole number, at least 1, or left out",
 )
 
-# %% ../../notebooks/13_runs.ipynb #32406ffc
+# %% ../../notebooks/under_the_hood/13_runs.ipynb #32406ffc
 _RULES = {  # of each setting: what holds for it, and how an error says it
     "name": (lambda v: isinstance(v, str) and v.strip(), "a text that is not empty"),
     "vocab_size": _whole(8),
@@ -282,7 +314,7 @@ def _check_recipe(recipe: Recipe) -> None:
     _check_corpus_setting(recipe.corpus)
     _check_model_settings(recipe.vocab_size, recipe.model)
 
-# %% ../../notebooks/13_runs.ipynb #5c852157
+# %% ../../notebooks/under_the_hood/13_runs.ipynb #5c852157
 def _check_model_settings(vocab_size: int, model: dict) -> None:
     """Refuse a table [model] from which TransformerConfig can make no model.
 
@@ -331,7 +363,7 @@ _OF_TYPE = {
     "str": _TEXT,
 }
 
-# %% ../../notebooks/13_runs.ipynb #b4db46cd
+# %% ../../notebooks/under_the_hood/13_runs.ipynb #b4db46cd
 def _check_corpus_setting(corpus: str | dict) -> None:
     """Refuse what cannot name a corpus: neither a name nor a table of files.
 
@@ -354,37 +386,3 @@ def _check_corpus_setting(corpus: str | dict) -> None:
                     f"[corpus] {split}={files!r}: must be one file of pairs, or a "
                     "list of two files with a sentence on each line."
                 )
-
-# %% ../../notebooks/13_runs.ipynb #19019dfc
-def _read_toml(path) -> dict:
-    """Read a TOML file whose paths, in [corpus], count from its own folder.
-
-    Raises:
-        ValueError: If it cannot be read; it names the file and the place.
-    """
-    try:
-        settings = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as TOML: {error}.") from None
-    corpus = settings.get("corpus")
-    if isinstance(corpus, dict):
-        for split in corpus.keys() & {"train", "valid", "test"}:
-            files = corpus[split]
-            if isinstance(files, str):
-                corpus[split] = str(path.parent / files)
-            elif isinstance(files, list) and all(isinstance(f, str) for f in files):
-                corpus[split] = [str(path.parent / f) for f in files]
-    return settings
-
-# %% ../../notebooks/13_runs.ipynb #16725fae
-def _read_recipe(path: Path) -> Recipe:
-    """Read recipe.json of a run or model; newer settings take their defaults."""
-    return Recipe.of(read_json(path), str(path))
-
-# %% ../../notebooks/13_runs.ipynb #56adde30
-def _recipe_for_here(cls, name: str, run_dir: str | Path) -> Recipe:
-    """A recipe in the precision that is fast here; a run goes on in its own."""
-    path = Path(run_dir) / "recipe.json"
-    if path.is_file():
-        return _read_recipe(path)
-    return cls.load(name, precision=native_precision(default_device())[0])
