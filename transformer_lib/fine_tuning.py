@@ -10,7 +10,6 @@ __all__ = ['mix_pairs', 'next_pieces', 'add_pieces', 'grow', 'fine_tuning_recipe
 # %% ../notebooks/20_fine_tuning.ipynb #ae8d1680
 import dataclasses
 import random
-import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -92,17 +91,6 @@ def next_pieces(
         words = Counter({word: n for word, n in merged.items() if len(word) > 1})
     return found
 
-# %% ../notebooks/20_fine_tuning.ipynb #672c5cde
-def _words(pieces: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    """The pieces of each word; a word that is spelled in bytes is left out."""
-    word: list[str] = []
-    for piece in [*pieces, "▁"]:
-        if piece.startswith("▁") and word:
-            if not any(part.startswith("<") for part in word):
-                yield tuple(word)
-            word = []
-        word.append(piece)
-
 # %% ../notebooks/20_fine_tuning.ipynb #db062cf1
 def add_pieces(
     tokenizer: Tokenizer, pieces: Sequence[str], symbols: Sequence[str] = ()
@@ -131,24 +119,6 @@ def add_pieces(
     added = [_record(piece, last - i, 1) for i, piece in enumerate(pieces, start=1)]
     added += [_record(symbol, 0, 4) for symbol in symbols]  # 1 normal, 4 user-defined
     return Tokenizer(tokenizer.model + b"".join(added))
-
-# %% ../notebooks/20_fine_tuning.ipynb #8b444b74
-def _record(piece: str, score: float, kind: int) -> bytes:
-    """One entry of SentencePiece's ModelProto.pieces, as protocol buffers write it."""
-    name = piece.encode()
-    body = b"\x0a" + _varint(len(name)) + name  # field 1, text
-    body += b"\x15" + struct.pack("<f", score)  # field 2, float32
-    body += b"\x18" + bytes([kind])  # field 3, which type of piece
-    return b"\x0a" + _varint(len(body)) + body
-
-
-def _varint(number: int) -> bytes:
-    """A number in groups of seven bits, the lowest first."""
-    groups = []
-    while number > 127:
-        groups.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*groups, number])
 
 # %% ../notebooks/20_fine_tuning.ipynb #2951aae8
 def grow(model: Transformer, tokenizer: Tokenizer, larger: Tokenizer) -> Transformer:
@@ -180,26 +150,6 @@ def grow(model: Transformer, tokenizer: Tokenizer, larger: Tokenizer) -> Transfo
                 parameter[rows + i] = old[name][cut].mean(dim=0)
     return grown
 
-# %% ../notebooks/20_fine_tuning.ipynb #8cd6314e
-def _spelling(tokenizer: Tokenizer, text: str) -> list[int]:
-    """How the old pieces spell a text that may be the inside of a word: their ids."""
-    processor, unknown = tokenizer.processor, tokenizer.processor.unk_id()
-    parts = list(text)
-    while len(parts) > 1:
-        joined = [a + b for a, b in zip(parts, parts[1:], strict=False)]
-        ids = [processor.piece_to_id(piece) for piece in joined]
-        known = [i for i, one in enumerate(ids) if one != unknown]
-        if not known:
-            break
-        i = max(known, key=lambda i: processor.get_score(ids[i]))
-        parts[i : i + 2] = [joined[i]]
-    spelled = []
-    for part in parts:
-        whole = processor.piece_to_id(part)
-        in_bytes = [processor.piece_to_id(f"<0x{b:02X}>") for b in part.encode()]
-        spelled += in_bytes if whole == unknown else [whole]
-    return spelled
-
 # %% ../notebooks/20_fine_tuning.ipynb #c67a42bc
 def fine_tuning_recipe(
     start_from: str | Path, name: str | Path = "fine-tune", **changes
@@ -218,3 +168,55 @@ def fine_tuning_recipe(
     model = about["recipe"]["model"] | changes.pop("model", {})
     same = {"vocab_size": tokenizer.vocab_size, "model": model}
     return Recipe.load(name, start_from=str(start_from), **(same | changes))
+
+# %% ../notebooks/under_the_hood/20_fine_tuning.ipynb #7b4de62b
+import struct
+
+# %% ../notebooks/under_the_hood/20_fine_tuning.ipynb #672c5cde
+def _words(pieces: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    """The pieces of each word; a word that is spelled in bytes is left out."""
+    word: list[str] = []
+    for piece in [*pieces, "▁"]:
+        if piece.startswith("▁") and word:
+            if not any(part.startswith("<") for part in word):
+                yield tuple(word)
+            word = []
+        word.append(piece)
+
+# %% ../notebooks/under_the_hood/20_fine_tuning.ipynb #8b444b74
+def _record(piece: str, score: float, kind: int) -> bytes:
+    """One entry of SentencePiece's ModelProto.pieces, as protocol buffers write it."""
+    name = piece.encode()
+    body = b"\x0a" + _varint(len(name)) + name  # field 1, text
+    body += b"\x15" + struct.pack("<f", score)  # field 2, float32
+    body += b"\x18" + bytes([kind])  # field 3, which type of piece
+    return b"\x0a" + _varint(len(body)) + body
+
+
+def _varint(number: int) -> bytes:
+    """A number in groups of seven bits, the lowest first."""
+    groups = []
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*groups, number])
+
+# %% ../notebooks/under_the_hood/20_fine_tuning.ipynb #8cd6314e
+def _spelling(tokenizer: Tokenizer, text: str) -> list[int]:
+    """How the old pieces spell a text that may be the inside of a word: their ids."""
+    processor, unknown = tokenizer.processor, tokenizer.processor.unk_id()
+    parts = list(text)
+    while len(parts) > 1:
+        joined = [a + b for a, b in zip(parts, parts[1:], strict=False)]
+        ids = [processor.piece_to_id(piece) for piece in joined]
+        known = [i for i, one in enumerate(ids) if one != unknown]
+        if not known:
+            break
+        i = max(known, key=lambda i: processor.get_score(ids[i]))
+        parts[i : i + 2] = [joined[i]]
+    spelled = []
+    for part in parts:
+        whole = processor.piece_to_id(part)
+        in_bytes = [processor.piece_to_id(f"<0x{b:02X}>") for b in part.encode()]
+        spelled += in_bytes if whole == unknown else [whole]
+    return spelled
