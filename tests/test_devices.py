@@ -188,6 +188,12 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         lambda m: speculative.speculative_decode(m, m, ids(), 2, max_extra=4),
     ),
     "beam_search": (model_of, lambda m: decoding.beam_search(m, ids(), 3, n_best=2)),
+    "NoRepeat": (
+        model_of,
+        lambda m: decoding.beam_search(
+            m, ids(), 2, max_extra=6, no_repeat_ngram_size=1
+        ),
+    ),
     "search, limits on the CPU": (
         model_of,
         lambda m: decoding.search(
@@ -505,6 +511,8 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "evaluate_parser": "calls parse",
     "grow": "weights and files",
     "rows_of_parents continuations among_best slot_search": "parts of searches above",
+    "best_tokens speculate verdict surplus": "parts of searches above",
+    "first_losses": "trainer, with a model of its own",
     "mean_cosines merge_words quantize_rows": "tensors alone, where they are",
     "ctranslate2_spec rounded_to_8_bits export_onnx": "made on the CPU",
     "load_weights compile_layers initialize normal_weights": "the model alone",
