@@ -41,7 +41,7 @@ from transformer_lib.family import (
     rotate,
     sample,
 )
-from transformer_lib.family.models import NETWORKS, cut_patches, make_stack
+from transformer_lib.family.models import NETWORKS, blocks_of, cut_patches
 from transformer_lib.family.pretraining import (
     count_pairs,
     fit_steps,
@@ -442,14 +442,12 @@ def test_order_counts_and_padding_does_not(positions):
 
 
 def test_a_bag_of_words_without_positions():
-    stack = make_stack(
-        FamilyConfig(V, **SIZES), Encoder
-    ).eval()  # nothing is added to x
+    stack = Encoder(**blocks_of(FamilyConfig(V, **SIZES))).eval()  # nothing is added
     x, order = torch.randn(1, 6, 16), torch.randperm(6)
     torch.testing.assert_close(
         stack(x)[:, order], stack(x[:, order]), atol=1e-5, rtol=0
     )
-    rotary = make_stack(FamilyConfig(V, **SIZES, positions="rotary"), Encoder).eval()
+    rotary = Encoder(**blocks_of(FamilyConfig(V, **SIZES, positions="rotary"))).eval()
     assert (rotary(x)[:, order] - rotary(x[:, order])).abs().max() > 1e-3
 
 

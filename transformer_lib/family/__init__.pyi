@@ -4,11 +4,12 @@ from .models import FamilyConfig as FamilyConfig
 from .models import rotate as rotate
 from .models import GroupedAttention as GroupedAttention
 from .models import MixtureOfExperts as MixtureOfExperts
-from .models import make_stack as make_stack
+from .models import blocks_of as blocks_of
 from .models import OneStack as OneStack
 from .models import build_model as build_model
 from .models import cut_patches as cut_patches
 from .models import ImageClassifier as ImageClassifier
+from .models import RotaryPlaces as RotaryPlaces
 from .models import StackSteps as StackSteps
 from .models import sample as sample
 from .pretraining import next_token_loss as next_token_loss
