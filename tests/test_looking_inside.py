@@ -25,9 +25,14 @@ from transformer_lib.looking_inside import (
     look,
     watching,
 )
-from transformer_lib.looking_inside.heads import words_of
+from transformer_lib.looking_inside.heads import (
+    effect_of_words,
+    most_attended,
+    words_of,
+)
 from transformer_lib.looking_inside.weights import (
     attention_modules,
+    encode_pairs,
     join_labels,
     largest_links,
     merge_words,
@@ -209,6 +214,21 @@ def test_gold_alignments_fit_the_words(trained):
             assert s < len(sides[0]) and t < len(sides[1]), (english, s, t)
         last = {(len(sides[0]) - 1, len(sides[1]) - 1)}
         assert last <= sure  # the full stop, or the question mark
+
+
+def test_text_is_read_in_the_form_that_is_trained_on(trained):
+    """As `translate` reads it: straight apostrophes, plain spaces."""
+    model, tokenizer = trained
+    typed, plain = "Tom\u2019s dog\u00a0sleeps now.", "Tom's dog sleeps now."
+    ours, wanted = (look(model, tokenizer, text, text) for text in (typed, plain))
+    assert (ours.source, ours.target) == (wanted.source, wanted.target)
+    assert words_of(tokenizer, typed) == words_of(tokenizer, plain)
+    for read in (
+        lambda text: most_attended(model, tokenizer, text),
+        lambda text: effect_of_words(model, tokenizer, text, text),
+        lambda text: torch.cat([*next(encode_pairs(tokenizer, [(text, text)]))], 1),
+    ):
+        assert torch.equal(read(typed), read(plain))
 
 
 def test_one_row_of_one_layer_aligns(trained):
