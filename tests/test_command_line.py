@@ -30,7 +30,7 @@ from transformer_lib.export import exporter
 from transformer_lib.parsing import read_trees
 from transformer_lib.runs import Recipe, Run
 from transformer_lib.runs.checkpoints import load_tensors, save_tensors
-from transformer_lib.runs.setup import _check_prepared
+from transformer_lib.runs.setup import ready_data
 from transformer_lib.storage import whole_file, write_manifest
 from transformer_lib.translator import Translator
 
@@ -121,7 +121,7 @@ def test_a_recipe_is_made_fit_for_what_was_prepared(at):
     """Also where it has a limit in words and the prepared text has none."""
     assert Recipe.load("table3-small").max_words
     recipe = recipe_for("table3-small", at / "data")
-    _check_prepared(recipe, Prepared.load(at / "data"), at / "data")
+    ready_data(recipe, at / "new", at / "data")
     assert recipe.max_words is None and recipe.vocab_size == 500
 
 
