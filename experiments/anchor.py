@@ -37,10 +37,10 @@ from transformer_lib.batches import (
     plan_batches,
     tokenize_pairs,
 )
-from transformer_lib.command_line import recipe_for
 from transformer_lib.corpora import load_corpus
 from transformer_lib.export import to_marian
 from transformer_lib.export.marian import marian_config
+from transformer_lib.fine_tuning import recipe_for
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import Recipe
 from transformer_lib.runs.setup import all_pairs, data_record, ready_data

@@ -25,11 +25,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib.batches import Batch, make_batch, pad, plan_batches, tokenize_pairs
-from transformer_lib.command_line import recipe_for
 from transformer_lib.complexity import Convolutional, Recurrent
 from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import FullSteps, output_limits, search
 from transformer_lib.evaluation import chrf, sacre_bleu
+from transformer_lib.fine_tuning import recipe_for
 from transformer_lib.machine import environment_record
 from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import Progress, Recipe, load_checkpoint, save_checkpoint

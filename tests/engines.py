@@ -2,7 +2,7 @@
 
 from transformer_lib.corpora import CorpusUnavailable, load_corpus
 from transformer_lib.export import CTranslate2Model
-from transformer_lib.export.ctranslate2 import _export_ctranslate2
+from transformer_lib.export.ctranslate2 import export_ctranslate2
 from transformer_lib.runs import load_pretrained
 from transformer_lib.translator import Translator
 
@@ -17,13 +17,13 @@ def sentences(count):
 
 def int8_engine(folder):
     model, tokenizer, _ = load_pretrained("tatoeba-en-de")
-    return CTranslate2Model(_export_ctranslate2(model, tokenizer, folder, "int8"))
+    return CTranslate2Model(export_ctranslate2(model, tokenizer, folder, "int8"))
 
 
 def exact_engine(folder):
     """The model that ships with float32 weights in CTranslate2, and as it is."""
     shipped = load_pretrained("tatoeba-en-de")
-    _export_ctranslate2(*shipped[:2], folder, about=shipped[2])
+    export_ctranslate2(*shipped[:2], folder, about=shipped[2])
     return CTranslate2Model(folder), Translator(*shipped)
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -24,13 +25,13 @@ from hypothesis import strategies as st
 from transformer_lib import machine
 from transformer_lib.batches import Prepared
 from transformer_lib.command_line import commands as cli
-from transformer_lib.command_line import doctor, main, recipe_for, settings_of
+from transformer_lib.command_line import doctor, main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.export import exporter
+from transformer_lib.fine_tuning import recipe_for
 from transformer_lib.parsing import read_trees
-from transformer_lib.runs import Recipe, Run
+from transformer_lib.runs import Recipe, Run, ready_data, settings_of
 from transformer_lib.runs.checkpoints import load_tensors, save_tensors
-from transformer_lib.runs.setup import ready_data
 from transformer_lib.storage import whole_file, write_manifest
 from transformer_lib.translator import Translator
 
@@ -121,7 +122,7 @@ def test_a_recipe_is_made_fit_for_what_was_prepared(at):
     """Also where it has a limit in words and the prepared text has none."""
     assert Recipe.load("table3-small").max_words
     recipe = recipe_for("table3-small", at / "data")
-    ready_data(recipe, at / "new", at / "data")
+    assert len(ready_data(recipe, at / "never", at / "data").train) > 700
     assert recipe.max_words is None and recipe.vocab_size == 500
 
 
@@ -395,7 +396,7 @@ DATA = ["--data", "data"]
 EARLY = {  # command, where it writes -> the rest of what is asked, and the work
     ("prepare", "--out"): (["--corpus", "grammar-en-de"], "tokenizer.Tokenizer.train"),
     ("train", "--run"): (["small", *DATA, *TINY], "runs.setup.ready_data"),
-    ("average", "--out"): (["run"], "runs.average_checkpoints"),
+    ("average", "--out"): (["run"], "runs.folder.average_checkpoints"),
     ("translate", "--output"): (["run", "one.en"], "translator.Translator.stream"),
     ("evaluate", "--json"): (
         ["run", "--test", "one.en", "one.en"],
@@ -669,7 +670,7 @@ BUSY = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_any_odd_word_ends_in_a_sentence(at, command, capsys, monkeypatch):
     """What is asked cannot be done anyhow, so each of them ends soon."""
-    monkeypatch.setattr(doctor, "_CHECKS", {})
+    monkeypatch.setattr(doctor, "CHECKS", {})
     (at / "empty").touch()
     assert set(COMMANDS) == BUSY.keys()
     options = [option for other, option in OPTIONS if other == command]
@@ -910,7 +911,7 @@ def test_settings_are_read_as_toml_and_reach_inside():
 def test_doctor_counts_what_is_to_mend(monkeypatch, capsys):
     monkeypatch.setattr(
         doctor,
-        "_CHECKS",
+        "CHECKS",
         {
             "good": lambda: (True, "fine"),
             "taste": lambda: (None, "none here"),
@@ -927,11 +928,19 @@ def test_doctor_on_this_machine(capsys):
     assert "I am hungry. -> " in capsys.readouterr().out
 
 
+def test_doctor_names_every_package_that_the_library_needs():
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = [re.match(r"[\w-]+", line)[0] for line in rules["dependencies"]]
+    well, said = doctor.CHECKS["packages"]()
+    assert well and [one.split()[0] for one in said.split(", ")] == needed
+    assert "filelock" in needed
+
+
 def test_doctor_says_which_precision_suits_the_cpu(monkeypatch):
     rates = {"float32": 157e9, "bfloat16": 85e9}
     monkeypatch.setattr(machine, "product_rates", lambda threads: rates)
     said = "precision float32 suits this CPU: 157 GFLOP/s in float32, 85 in bfloat16;"
-    assert said in doctor._check_torch()[1]
+    assert said in doctor.CHECKS["torch"]()[1]
 
 
 def test_doctor_says_which_precision_suits_the_gpu(monkeypatch):
@@ -944,11 +953,11 @@ def test_doctor_says_which_precision_suits_the_gpu(monkeypatch):
     }
     for name, fact in facts.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, fact=fact: fact)
-    well, said = doctor._check_gpu()
+    well, said = doctor.CHECKS["GPU"]()
     assert well and said.startswith("1 x Tesla T4; set precision float16: ")
     assert "compute capability 7.5" in said and "bfloat16 only emulated" in said
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    assert "set precision bfloat16: compute capability 8.0" in doctor._check_gpu()[1]
+    assert "set precision bfloat16: compute capability 8.0" in doctor.CHECKS["GPU"]()[1]
 
 
 def test_every_command_shows_an_example_in_its_help(capsys):

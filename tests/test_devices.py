@@ -274,7 +274,7 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
     ),
     "token_scores": (
         model_of,
-        lambda m: common._token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
+        lambda m: common.token_scores(m, [[5, 6], [7]], [[8], [9, 10]]),
     ),
     "generate": (
         model_of,

@@ -40,30 +40,37 @@ from transformer_lib.export import (
 )
 from transformer_lib.export import exporter as export_module
 from transformer_lib.export import onnx as onnx_export
-from transformer_lib.export.common import _token_scores
-from transformer_lib.export.ctranslate2 import _export_ctranslate2
-from transformer_lib.export.int8 import _Int8Linear
+from transformer_lib.export.common import token_scores
+from transformer_lib.export.ctranslate2 import export_ctranslate2
+from transformer_lib.export.int8 import Int8Linear
 from transformer_lib.export.marian import (
-    _export_marian,
-    _marian_model,
-    _marian_places,
-    _marian_scores,
-    _sines_first,
+    export_marian,
     marian_config,
+    marian_model,
+    marian_places,
+    marian_scores,
+    sines_first,
 )
 from transformer_lib.export.onnx import (
-    _in_16_bits,
-    _OnnxSteps,
-    _pack_weights,
-    _tokenizer_data,
+    OnnxSteps,
     export_onnx,
+    in_16_bits,
+    pack_weights,
     rounded_to_8_bits,
+    tokenizer_data,
 )
 from transformer_lib.family import FamilyConfig, build_model
 from transformer_lib.looking_inside import attention_weights
 from transformer_lib.runs import load_pretrained
 from transformer_lib.storage import write_manifest
-from transformer_lib.tokenizer import BOS, EOS, NORMALIZATIONS, PAD, Tokenizer
+from transformer_lib.tokenizer import (
+    BOS,
+    EOS,
+    NORMALIZATIONS,
+    PAD,
+    Tokenizer,
+    fold_text,
+)
 from transformer_lib.transformer import Transformer, TransformerConfig, normal_weights
 from transformer_lib.translator import Translator
 
@@ -106,7 +113,7 @@ def exports(tmp_path_factory):
         loaded = load_pretrained("tatoeba-en-de")
         model, tokenizer, about = loaded if name == "shipped" else other_model()
         folder = tmp_path_factory.mktemp("export") / name
-        graphs = onnx_export._graphs_of(model)
+        graphs = onnx_export.graphs_of(model)
         export_onnx(model, tokenizer, folder, about, graphs=graphs)
         return model, tokenizer, folder, graphs
 
@@ -142,7 +149,7 @@ def test_log_probabilities_whatever_the_beams_do(exported, seed, length, steps):
     draw = torch.Generator().manual_seed(seed)
     some = torch.randint(4, model.config.vocab_size, (1, length), generator=draw)
     src_ids = torch.cat([some, torch.tensor([[EOS]])], dim=1)
-    ours, theirs = FullSteps(model, src_ids), onnx_model._steps(src_ids)
+    ours, theirs = FullSteps(model, src_ids), onnx_model.steps(src_ids)
     tokens, parents = torch.tensor([[BOS]]), torch.tensor([[0]])
     for _ in range(steps):
         wanted = ours.step(tokens, parents).log_softmax(dim=-1)
@@ -177,7 +184,7 @@ def test_weights_are_those_of_the_library(exported):
     src_ids = ids_of(tokenizer, "The old man sees a small dog.")
     tgt_ids = torch.tensor([[BOS, *tokenizer.encode("Der alte Mann sieht ihn.")]])
     wanted = attention_weights(model, src_ids, tgt_ids)["cross"]
-    steps = onnx_model._steps(src_ids)
+    steps = onnx_model.steps(src_ids)
     for t, token in enumerate(tgt_ids[0]):
         steps.step(token.view(1, 1), torch.tensor([[0]]))
         for layer, weights in enumerate(wanted):
@@ -192,7 +199,7 @@ def test_longer_than_any_table(exported):
     src_ids = torch.tensor([[4 + i % 50 for i in range(length)] + [EOS]])
     with torch.inference_mode():
         wanted = CachedSteps(model, src_ids).step(*torch.tensor([[[BOS]], [[0]]]))
-    got = onnx_model._steps(src_ids).step(*torch.tensor([[[BOS]], [[0]]]))
+    got = onnx_model.steps(src_ids).step(*torch.tensor([[[BOS]], [[0]]]))
     assert (got.log_softmax(-1) - wanted.log_softmax(-1)).abs().max() < 1e-4
 
 
@@ -200,7 +207,7 @@ def test_one_sentence_without_padding(exported):
     model = exported[2]
     for src_ids in (torch.tensor([[5, EOS], [6, EOS]]), torch.tensor([[5, EOS, PAD]])):
         with pytest.raises(ValueError, match="one sentence"):
-            _OnnxSteps(model.encoder, model.session, src_ids)
+            OnnxSteps(model.encoder, model.session, src_ids)
 
 
 # --- weights --------------------------------------------------------------------------
@@ -232,10 +239,10 @@ def test_sixteen_bits_only_where_nothing_is_lost(numbers):
         for a in numbers
         if abs(a) < 65504
     ) and all(abs(a) <= 65504 for a in numbers)
-    half = _in_16_bits(values)
+    half = in_16_bits(values)
     assert (half is not None) == fits
     assert half is None or np.array_equal(half.astype(np.float32), values)
-    assert _in_16_bits(values.astype(np.float64)) is None
+    assert in_16_bits(values.astype(np.float64)) is None
 
 
 def test_what_is_twice_is_stored_once():
@@ -247,9 +254,9 @@ def test_what_is_twice_is_stored_once():
         inner = onnx.helper.make_graph([node], "g", floats[:1], floats[1:], [tensor])
         return onnx.helper.make_model(inner)
 
-    block = _pack_weights({"one": graph(), "other": graph()})
+    block = pack_weights({"one": graph(), "other": graph()})
     assert len(block) == 2 * 1024
-    block = _pack_weights({"one": graph(), "other": graph()}, int8=True)
+    block = pack_weights({"one": graph(), "other": graph()}, int8=True)
     assert len(block) == 1024 + 32 * 4  # whole numbers, and a scale for each column
 
 
@@ -372,7 +379,7 @@ def longest_match(table: bytes, text: bytes) -> tuple[int, bytes]:
 
 def test_the_table_is_sentencepieces_normalization():
     """Character by character, all of the basic plane."""
-    table = _tokenizer_data(load_pretrained("tatoeba-en-de")[1])[1]
+    table = tokenizer_data(load_pretrained("tatoeba-en-de")[1])[1]
     oracle = spm.SentencePieceNormalizer(
         rule_name="nmt_nfkc",
         escape_whitespaces=False,
@@ -392,7 +399,7 @@ def test_the_table_of_nfc_is_unicodes():
     """By Python's own unicodedata, all of the basic plane; identity has no rule."""
     text = ["The dog sleeps.", "Der Hund schläft."]
     tables = {
-        rule: _tokenizer_data(Tokenizer.train(text, 280, normalize=rule))[1]
+        rule: tokenizer_data(Tokenizer.train(text, 280, normalize=rule))[1]
         for rule in ("nfc", "identity")
     }
     for character in map(chr, [*range(1, 0xD800), *range(0xE000, 0x10000)]):
@@ -411,7 +418,7 @@ def test_a_rule_for_text_goes_with_the_model(rule, tmp_path):
     tokenizer = Tokenizer.train(odd, 290, normalize=rule)
     sizes = {"d_model": 24, "num_heads": 3, "num_layers": 1, "d_ff": 40}
     model = Transformer(TransformerConfig(tokenizer.vocab_size, **sizes)).eval()
-    _export_marian(model, tokenizer, tmp_path / "it")
+    export_marian(model, tokenizer, tmp_path / "it")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "it")
     assert theirs(odd)["input_ids"] == [[*tokenizer.encode(line), EOS] for line in odd]
     for ids in tokenizer.encode_all(odd):
@@ -427,8 +434,8 @@ def content_of(folder):
 
 def test_an_export_takes_the_place_of_an_earlier_one(tmp_path):
     place = tmp_path / "deep" / "it"
-    onnx_export._write_folder(place, {"a": b"1"}, {"files": {}})
-    onnx_export._write_folder(place, {"b": b"2"}, {"files": {}})
+    onnx_export.write_export(place, {"a": b"1"}, {"files": {}})
+    onnx_export.write_export(place, {"b": b"2"}, {"files": {}})
     assert [path.name for path in sorted(place.iterdir())] == ["b", "manifest.json"]
     assert [path.name for path in place.parent.iterdir()] == ["it"]
 
@@ -437,7 +444,7 @@ def test_an_export_takes_the_place_of_an_earlier_one(tmp_path):
 def test_what_goes_wrong_leaves_what_was_there(tmp_path, monkeypatch, moment):
     """The disk is full at the first or third file, or one of the folders is held."""
     place, calls = tmp_path / "it", []
-    onnx_export._write_folder(place, {"a": b"1"}, {"files": {}})
+    onnx_export.write_export(place, {"a": b"1"}, {"files": {}})
     before, replace = content_of(place), os.replace
 
     def full(file, before=None):
@@ -456,7 +463,7 @@ def test_what_goes_wrong_leaves_what_was_there(tmp_path, monkeypatch, moment):
     else:
         monkeypatch.setattr(os, "replace", held)
     with pytest.raises(OSError, match="unchanged"):
-        onnx_export._write_folder(place, {"a": b"2", "b": b"", "c": b""}, {"files": {}})
+        onnx_export.write_export(place, {"a": b"2", "b": b"", "c": b""}, {"files": {}})
     monkeypatch.undo()
     assert content_of(place) == before
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
@@ -514,7 +521,7 @@ def test_folders_of_others_stay(tmp_path):
     for name in ("it.old/notes", "it.part/notes", "page/manifest.json"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}")
-    onnx_export._write_folder(tmp_path / "it", {"a": b"1"}, {"files": {}})
+    onnx_export.write_export(tmp_path / "it", {"a": b"1"}, {"files": {}})
     with pytest.raises(ValueError, match="holds something else"):
         export_onnx(*other_model()[:2], tmp_path / "page")
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
@@ -534,15 +541,33 @@ def test_a_source_beyond_the_learned_positions(folder):
         model("dog", beams=2)
 
 
+def test_text_is_folded_as_translate_folds_it(folder):
+    """Curly quotes, a space that does not break, a character that nobody sees."""
+    plain, typed = 'It\'s a "dog".', "It’s\u00a0a\u200b “dog”."
+    model = OnnxModel(folder)
+    encode = model.tokenizer.encode
+    assert fold_text(typed) == plain and encode(typed) != encode(plain)
+    assert model(typed, beam_size=1) == model(plain, beam_size=1) != ""
+
+
+@pytest.mark.parametrize("about", ["x", [], 3, {"recipe": "tatoeba"}, {"data": 3}])
+def test_a_record_that_is_none_is_refused(tmp_path, about):
+    model, tokenizer, _ = other_model()
+    for write in (export_module.export_model, export_onnx, export_ctranslate2):
+        with pytest.raises(ValueError, match="give the record that load_pretrained"):
+            write(model, tokenizer, tmp_path / "it", about=about)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_model_is_left_as_it_was(monkeypatch):
     model = other_model()[0].train()
     seen = []
     monkeypatch.setattr(
         onnx_export,
-        "_to_onnx",
+        "to_onnx",
         lambda module, *rest: seen.append(module.model.training),
     )
-    onnx_export._graphs_of(model)
+    onnx_export.graphs_of(model)
     assert seen == [False, False] and model.training
 
 
@@ -587,14 +612,14 @@ def test_marian_says_the_same(tmp_path, changes):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     model, tokenizer = small_model(**changes)
-    _export_marian(model, tokenizer, tmp_path / "it")
+    export_marian(model, tokenizer, tmp_path / "it")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "it")
     src, tgt = outputs_for(tokenizer)
     assert theirs(TEXTS)["input_ids"] == [[*ids, EOS] for ids in src]
     for ids in src:
         assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
-    wanted = _token_scores(model, src, tgt)
-    assert_same_scores(_marian_scores(tmp_path / "it", src, tgt), wanted)
+    wanted = token_scores(model, src, tgt)
+    assert_same_scores(marian_scores(tmp_path / "it", src, tgt), wanted)
     twin = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "it")
     given = theirs(TEXTS, return_tensors="pt", padding=True)
     said = twin.generate(**given, num_beams=1, max_new_tokens=9).tolist()
@@ -609,8 +634,8 @@ def test_marian_has_the_same_gradients():
     ids = torch.tensor([[5, 6, 7, EOS]])
     model(ids, ids).log_softmax(dim=-1)[0, :, 9].sum().backward()
     twin(ids, decoder_input_ids=ids).logits.log_softmax(-1)[0, :, 9].sum().backward()
-    theirs, order = dict(twin.named_parameters()), _sines_first(24)
-    for name, tensor, axes in _marian_places(model):
+    theirs, order = dict(twin.named_parameters()), sines_first(24)
+    for name, tensor, axes in marian_places(model):
         grad = tensor.grad
         for axis in axes:
             grad = grad.index_select(axis, order)
@@ -639,7 +664,7 @@ def test_marian_and_back_is_the_same_model(heads, width, layers, bias):
     sizes = {"d_model": 2 * heads * width, "num_heads": heads, "num_layers": layers}
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(50, d_ff=7, attention_bias=bias, **sizes))
-    back = _marian_model(to_marian(model)).state_dict()
+    back = marian_model(to_marian(model)).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(back.pop(name), tensor)
     assert not any(tensor.any() for tensor in back.values())  # biases that it lacks
@@ -661,7 +686,7 @@ def test_other_marians_are_refused(change, telling):
     model, _ = small_model()
     twin = MarianMTModel(marian_config(model.config, **change))
     with pytest.raises(ValueError, match=telling):
-        _marian_model(twin)
+        marian_model(twin)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swish"])
@@ -680,7 +705,7 @@ def test_a_marian_like_those_of_the_hub(activation, start, tmp_path):
         for parameter in twin.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    ours = _marian_model(twin.eval())
+    ours = marian_model(twin.eval())
     assert ours.config.activation == activation and ours.config.output_bias
     src, tgt = torch.randint(4, 50, (2, 3, 6))
     src[0, 4:] = PAD
@@ -693,8 +718,8 @@ def test_a_marian_like_those_of_the_hub(activation, start, tmp_path):
     torch.testing.assert_close(logits[..., keep], theirs[..., keep])
     for one in (logits, theirs):
         one[..., 5:].log_softmax(-1)[..., 7].sum().backward()
-    places, order = dict(twin.named_parameters()), _sines_first(24)
-    for name, tensor, axes in _marian_places(ours):
+    places, order = dict(twin.named_parameters()), sines_first(24)
+    for name, tensor, axes in marian_places(ours):
         grad = tensor.grad
         for axis in axes:
             grad = grad.index_select(axis, order)
@@ -702,7 +727,7 @@ def test_a_marian_like_those_of_the_hub(activation, start, tmp_path):
         if name == "model.shared.weight":  # the start stands in another row
             grad, found = grad[4:], found[4:]
         torch.testing.assert_close(grad, found, atol=1e-5, rtol=1e-4)
-    again = _marian_model(to_marian(ours)).state_dict()
+    again = marian_model(to_marian(ours)).state_dict()
     for name, tensor in ours.state_dict().items():
         assert torch.equal(again[name], tensor), name
     again = to_marian(ours)  # and from files
@@ -716,7 +741,7 @@ def test_what_is_no_marian_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no Marian model"):
         from_marian(tmp_path)
     model, tokenizer = small_model()
-    folder = _export_marian(model, tokenizer, tmp_path / "it")
+    folder = export_marian(model, tokenizer, tmp_path / "it")
     whole = (folder / "vocab.json").read_bytes()
     (folder / "vocab.json").write_bytes(whole[:-9])
     with pytest.raises(ValueError, match="vocab.json has .* bytes instead of"):
@@ -799,7 +824,7 @@ def test_marian_has_no_place_for_other_architectures(tmp_path, changes):
     model, tokenizer = small_model(**changes)
     (name, value), *_ = changes.items()
     with pytest.raises(ValueError, match=f"Marian has no place for {name}={value!r}"):
-        _export_marian(model, tokenizer, tmp_path / "it")
+        export_marian(model, tokenizer, tmp_path / "it")
     assert not list(tmp_path.iterdir())
 
 
@@ -814,11 +839,11 @@ def test_marian_has_no_place_for_other_architectures(tmp_path, changes):
 )
 def test_ctranslate2_says_the_same(tmp_path, changes):
     model, tokenizer = small_model(**changes)
-    engine = CTranslate2Model(_export_ctranslate2(model, tokenizer, tmp_path / "it"))
+    engine = CTranslate2Model(export_ctranslate2(model, tokenizer, tmp_path / "it"))
     src, tgt = outputs_for(tokenizer)
-    found, wanted = engine.token_scores(src, tgt), _token_scores(model, src, tgt)
+    found, wanted = engine.token_scores(src, tgt), token_scores(model, src, tgt)
     assert_same_scores(found, wanted)
-    eighth = _export_ctranslate2(model, tokenizer, tmp_path / "8", "int8")
+    eighth = export_ctranslate2(model, tokenizer, tmp_path / "8", "int8")
     size = (eighth / "model.bin").stat().st_size
     assert size < (tmp_path / "it" / "model.bin").stat().st_size
 
@@ -826,9 +851,9 @@ def test_ctranslate2_says_the_same(tmp_path, changes):
 def test_ctranslate2_has_no_place_for_odd_heads(tmp_path):
     model, tokenizer, _ = other_model()
     with pytest.raises(ValueError, match="CTranslate2 has no place for d_k=5"):
-        _export_ctranslate2(model, tokenizer, tmp_path / "it")
+        export_ctranslate2(model, tokenizer, tmp_path / "it")
     with pytest.raises(ValueError, match="quantization='int4': must be \"float32\""):
-        _export_ctranslate2(*small_model(), tmp_path / "it", "int4")
+        export_ctranslate2(*small_model(), tmp_path / "it", "int4")
     with pytest.raises(ValueError, match="is no export for CTranslate2"):
         CTranslate2Model(tmp_path)
 
@@ -850,7 +875,7 @@ def test_int8_products_are_those_of_numpy(rows, inside, outside, size, bias, see
     linear = torch.nn.Linear(inside, outside, bias=bias)
     x = size * torch.randn(1, rows, inside)
     with torch.inference_mode():
-        found = _Int8Linear(linear)(x)[0].double().numpy()
+        found = Int8Linear(linear)(x)[0].double().numpy()
     x, w = x[0].double().numpy(), linear.weight.detach().double().numpy()
     b = linear.bias.detach().double().numpy() if bias else 0.0
     x_scale = np.abs(x).max(axis=1, keepdims=True) / 127
@@ -878,7 +903,7 @@ def test_int8_translates_the_same_alone_and_in_company(exported):
     alone = [beam_search(fast, pad([row]))[0][0].ids for row in rows]
     assert together == alone == [best[0].ids for best in beam_search(model, pad(rows))]
     src, tgt = outputs_for(tokenizer)
-    found, wanted = _token_scores(fast, src, tgt), _token_scores(model, src, tgt)
+    found, wanted = token_scores(fast, src, tgt), token_scores(model, src, tgt)
     gaps = [
         abs(a - b)
         for x, y in zip(found, wanted, strict=True)
@@ -901,25 +926,25 @@ def test_int8_is_saved_and_read(changes):
         torch.nn.init.normal_(p, std=0.1)
     other = to_int8(other)
     src, tgt = outputs_for(tokenizer)
-    wanted = _token_scores(fast, src, tgt)
-    assert _token_scores(other, src, tgt) != wanted
+    wanted = token_scores(fast, src, tgt)
+    assert token_scores(other, src, tgt) != wanted
     other.load_state_dict(fast.state_dict())
-    assert _token_scores(other, src, tgt) == wanted
+    assert token_scores(other, src, tgt) == wanted
     kinds = {type(m) for m in fast.modules()}
-    assert _Int8Linear in kinds and torch.nn.Linear not in kinds
+    assert Int8Linear in kinds and torch.nn.Linear not in kinds
 
 
 def test_int8_says_where_it_does_not_work():
     model, _ = small_model()
     with pytest.raises(ValueError, match="the model is on meta; int8 products are for"):
         to_int8(model.to("meta"))
-    linear = _Int8Linear(torch.nn.Linear(4, 3))
+    linear = Int8Linear(torch.nn.Linear(4, 3))
     with pytest.raises(ValueError, match="for a CPU, and x is on meta"):
         linear(torch.zeros(2, 4, device="meta"))
     broken = torch.nn.Linear(4, 3)
     broken.weight.data[1, 2] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
-        _Int8Linear(broken)
+        Int8Linear(broken)
     with torch.inference_mode():
         for bad in (torch.nan, torch.inf):  # damage goes on, for the search to refuse
             assert not linear(torch.tensor([[1.0, bad, 0.0, 0.0]])).isfinite().any()
@@ -982,7 +1007,7 @@ def test_beams_that_are_none(exact, exported, beam_size):
 def test_the_length_of_the_training_is_exported(tmp_path):
     model, tokenizer = small_model()
     for about, wanted in ({}, 128), ({"recipe": {"max_length": 9}}, 9):
-        folder = _export_ctranslate2(model, tokenizer, tmp_path / "it", about=about)
+        folder = export_ctranslate2(model, tokenizer, tmp_path / "it", about=about)
         assert CTranslate2Model(folder).max_length == wanted
     kinds = ["ctranslate2", "ctranslate2-int8"]
     folders = export_module.export_model(
@@ -1008,7 +1033,7 @@ def test_what_chapter_28_changes_is_not_left_out(tmp_path, changes, telling):
     sizes = {"d_model": 24, "num_heads": 3, "num_layers": 1, "d_ff": 40} | changes
     config = FamilyConfig(tokenizer.vocab_size, cross_attention=True, **sizes)
     model = build_model(config)
-    writers = [_export_marian, _export_ctranslate2]
+    writers = [export_marian, export_ctranslate2]
     writers += [export_onnx] if changes.keys() & {"positions", "num_kv_heads"} else []
     for write in writers:
         with pytest.raises(ValueError, match=telling):
@@ -1018,7 +1043,7 @@ def test_what_chapter_28_changes_is_not_left_out(tmp_path, changes, telling):
 
 @pytest.mark.parametrize(
     "write, read",
-    [(_export_marian, from_marian), (_export_ctranslate2, CTranslate2Model)],
+    [(export_marian, from_marian), (export_ctranslate2, CTranslate2Model)],
 )
 def test_a_bit_of_any_file_of_an_export_is_noticed(tmp_path, write, read):
     folder = write(*small_model(), tmp_path / "it")
@@ -1035,7 +1060,7 @@ def test_a_bit_of_any_file_of_an_export_is_noticed(tmp_path, write, read):
     read(folder)
 
 
-@pytest.mark.parametrize("write", [export_onnx, _export_marian, _export_ctranslate2])
+@pytest.mark.parametrize("write", [export_onnx, export_marian, export_ctranslate2])
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_other_numbers_are_refused(tmp_path, write, kind):
     model, tokenizer = small_model()
@@ -1116,7 +1141,7 @@ def test_numbers_that_are_none_are_no_proof(tmp_path, monkeypatch):
         export_module.prove(model, tokenizer, folders, TEXTS)
 
 
-@pytest.mark.parametrize("write", [_export_marian, _export_ctranslate2])
+@pytest.mark.parametrize("write", [export_marian, export_ctranslate2])
 def test_engines_write_over_nothing_else(tmp_path, write):
     model, tokenizer = small_model()
     write(model, tokenizer, tmp_path / "it")
@@ -1166,7 +1191,7 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            _export_marian(model, tokenizer, tmp_path / "it")
+            export_marian(model, tokenizer, tmp_path / "it")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -1176,7 +1201,7 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(MarianMTModel, "save_pretrained", full)
     with pytest.raises(OSError, match="it could not be .* Free some space on the disk"):
-        _export_marian(model, tokenizer, tmp_path / "it")
+        export_marian(model, tokenizer, tmp_path / "it")
     assert not list(tmp_path.iterdir())
 
 
@@ -1218,7 +1243,7 @@ def test_damage_with_a_right_checksum_is_told_too(folder, tmp_path):
 def test_damaged_marian_models_are_told(tmp_path):
     """Of others, who write no manifest: each library has errors of its own."""
     model, tokenizer = small_model()
-    place = _export_marian(model, tokenizer, tmp_path / "it")
+    place = export_marian(model, tokenizer, tmp_path / "it")
     (place / "manifest.json").unlink()
     from_marian(place, "cpu")
     weights = load_file(place / "model.safetensors")
@@ -1246,7 +1271,7 @@ def test_damaged_marian_models_are_told(tmp_path):
 
 def test_an_engine_that_cannot_be_used_is_told(tmp_path):
     model, tokenizer = small_model()
-    place = _export_ctranslate2(model, tokenizer, tmp_path / "it")
+    place = export_ctranslate2(model, tokenizer, tmp_path / "it")
     (place / "model.bin").write_bytes(b"no model")
     write_manifest(place)
     with pytest.raises(ValueError, match="it cannot be used"):

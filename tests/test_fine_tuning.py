@@ -264,10 +264,10 @@ def test_from_on_the_command_line(start, tmp_path, monkeypatch, capsys):
 def a_marian_of_ours(tokenizer, folder):
     """A Marian folder as this library writes it; its model."""
     from transformer_lib.export import to_marian
-    from transformer_lib.export.marian import _export_marian
+    from transformer_lib.export.marian import export_marian
 
     model = model_of(tokenizer, attention_bias=True).eval()
-    _export_marian(model, tokenizer, folder)
+    export_marian(model, tokenizer, folder)
     return to_marian(model)
 
 

@@ -287,7 +287,13 @@ WRITERS = {
     ),
     export_model: (
         {"model": READER, "tokenizer": TOKENIZER, "folder": "out"},
-        {"model": WHOLE, "tokenizer": WHOLE, "folder": {"text"}, "formats": WHOLE},
+        {
+            "model": WHOLE,
+            "tokenizer": WHOLE,
+            "folder": {"text"},
+            "about": {"none", "table"},
+            "formats": WHOLE,
+        },
     ),
 }
 

@@ -29,7 +29,7 @@ from transformer_lib.batches import make_batch, pad
 from transformer_lib.corpora import grammar_split
 from transformer_lib.decoding import beam_search, force_score, greedy_decode
 from transformer_lib.export import CTranslate2Model, to_marian
-from transformer_lib.export.ctranslate2 import _export_ctranslate2
+from transformer_lib.export.ctranslate2 import export_ctranslate2
 from transformer_lib.machine import fast_precisions
 from transformer_lib.runs import load_pretrained
 from transformer_lib.tokenizer import BOS, EOS, PAD
@@ -206,7 +206,7 @@ def test_marian_beam_without_penalty(hugging_face, shipped, batch):
 def engine(shipped, tmp_path_factory):
     needs("ctranslate2")
     folder = tmp_path_factory.mktemp("ct2") / "it"
-    return CTranslate2Model(_export_ctranslate2(*shipped, folder))
+    return CTranslate2Model(export_ctranslate2(*shipped, folder))
 
 
 def test_ctranslate2_log_probabilities(engine, batch, ours):

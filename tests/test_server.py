@@ -148,7 +148,7 @@ def test_mistakes_of_ours_are_shown(monkeypatch, caplog):
     def mistake(*_):
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr(server_module, "_why_refused", mistake)
+    monkeypatch.setattr(server_module, "why_refused", mistake)
     server = server_module.translation_server(list)
     server.start()
     assert " 500 " in raw(server.server_address, HEAD % 0)[0]
@@ -325,7 +325,7 @@ def test_the_idle_are_turned_away(monkeypatch):
 )
 def test_names_of_a_server(host, names, foreign):
     def refused(name):
-        return server_module._why_refused({"Host": name}, host)
+        return server_module.why_refused({"Host": name}, host)
 
     assert not any(map(refused, names))
     assert [refused(name)[0] for name in foreign] == [421] * len(foreign)
@@ -374,7 +374,7 @@ def test_pages_of_named_sites_may_ask():
                 assert headers["access-control-allow-methods"] == "GET, POST"
     server.stop()
     anywhere = {"Host": "localhost", "Origin": "https://evil.example"}
-    assert not server_module._why_refused(anywhere, "127.0.0.1", ["*"])
+    assert not server_module.why_refused(anywhere, "127.0.0.1", ["*"])
 
 
 def test_a_port_that_is_none():

@@ -12,7 +12,12 @@ import zipfile
 
 import pytest
 
-from transformer_lib.corpora import CorpusUnavailable, open_text, text_lines
+from transformer_lib.corpora import (
+    CorpusUnavailable,
+    open_text,
+    read_lines,
+    text_lines,
+)
 
 TEXT = "Guten Morgen.\nそうですか。\nکتاب‌های\n"
 LINES = [line.encode() for line in TEXT.splitlines()]
@@ -125,11 +130,11 @@ def test_the_commands_read_packed_text(tmp_path, monkeypatch, capsys):
     for end, pack in PACK.items():
         (tmp_path / f"x{end}").write_bytes(pack(b"\xef\xbb\xbf" + TEXT.encode()))
     files = [tmp_path / f"x{end}" for end in PACK]
-    assert list(command_line.lines_of(files)) == TEXT.splitlines() * 4
+    assert list(read_lines(files)) == TEXT.splitlines() * 4
     for content in (TEXT.encode(), gzip.compress(TEXT.encode())):
         standard_input = io.TextIOWrapper(io.BytesIO(content))
         monkeypatch.setattr(sys, "stdin", standard_input)
-        assert list(command_line.lines_of([])) == TEXT.splitlines()
+        assert list(read_lines([])) == TEXT.splitlines()
     (tmp_path / "x.en").write_bytes("Hello".encode("utf-16"))
     words = ["translate", "tatoeba-en-de", str(tmp_path / "x.en")]
     assert command_line.main(words) == 2

@@ -26,3 +26,4 @@ from .prepared import fits_within as fits_within
 from .prepared import pieces_of as pieces_of
 from .prepared import PairWriter as PairWriter
 from .prepared import sample_pairs as sample_pairs
+from .prepared import prepared_text as prepared_text

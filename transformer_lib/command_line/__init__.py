@@ -1,4 +1,4 @@
-"""All that chapter 18 offers: commands, doctor, options, terminal.
+"""All that chapter 18 offers: commands, doctor.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/18_command_line.html"""
 

@@ -1,12 +1,6 @@
+from .commands import ANY_TEXT as ANY_TEXT
+from .commands import TextOptions as TextOptions
 from .commands import main as main
+from .doctor import CHECKS as CHECKS
 from .doctor import diagnosis_of_machine as diagnosis_of_machine
-from .options import ANY_TEXT as ANY_TEXT
-from .options import TextOptions as TextOptions
-from .options import settings_of as settings_of
-from .options import recipe_for as recipe_for
-from .terminal import STANDARD_INPUT as STANDARD_INPUT
-from .terminal import signals_end_it as signals_end_it
-from .terminal import open_output as open_output
-from .terminal import flush_output as flush_output
-from .terminal import say as say
-from .terminal import lines_of as lines_of
+from .doctor import look_at_machine as look_at_machine

@@ -12,8 +12,11 @@ from .downloads import open_url as open_url
 from .downloads import download as download
 from .downloads import fetch_file as fetch_file
 from .downloads import warn_of_version as warn_of_version
+from .formats import STANDARD_INPUT as STANDARD_INPUT
 from .formats import pair_rows as pair_rows
 from .formats import side_lines as side_lines
+from .formats import read_lines as read_lines
+from .formats import columns_of as columns_of
 from .grammar import NOUNS as NOUNS
 from .grammar import ADJECTIVES as ADJECTIVES
 from .grammar import PRONOUNS as PRONOUNS

@@ -24,7 +24,10 @@ from .folder import save_model as save_model
 from .folder import read_evidence as read_evidence
 from .folder import pair_key as pair_key
 from .folder import recorded_outputs as recorded_outputs
+from .folder import progress_text as progress_text
+from .folder import average_run as average_run
 from .recipes import Recipe as Recipe
+from .recipes import settings_of as settings_of
 from .setup import Batches as Batches
 from .setup import Data as Data
 from .setup import State as State
