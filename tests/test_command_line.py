@@ -975,12 +975,19 @@ def test_serve_says_what_it_holds(capsys):
 
 
 def test_help_needs_no_torch():
+    """Nor what else takes its time; of the library it reads doors and what is light."""
     code = (
         "import sys; from transformer_lib.command_line import main\n"
         "main(['train', '--help'])\n"
-        "sys.exit('torch' in sys.modules)"
+        "for name in sys.modules: print('module', name)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = set(re.findall(r"^module (\S+)$", told.stdout, re.M))
+    slow = {"torch", "numpy", "tqdm", "importlib.metadata", "urllib.request"}
+    assert "transformer_lib.storage" in loaded and not slow & loaded
+    rooms = {name for name in loaded if re.match(r"transformer_lib\.\w+\.", name)}
+    own = {f"transformer_lib.command_line.{room}" for room in ("commands", "doctor")}
+    assert rooms == own
 
 
 def test_export_says_how_near_it_is(at, capsys):

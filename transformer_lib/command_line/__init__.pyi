@@ -1,5 +1,3 @@
-from .commands import ANY_TEXT as ANY_TEXT
-from .commands import TextOptions as TextOptions
 from .commands import main as main
 from .doctor import CHECKS as CHECKS
 from .doctor import diagnosis_of_machine as diagnosis_of_machine

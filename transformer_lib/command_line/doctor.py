@@ -15,7 +15,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 
@@ -73,6 +72,8 @@ def _check_gpu() -> tuple:
 
 def _check_packages() -> tuple:
     """The packages that the library itself needs."""
+    from importlib import metadata  # here: `--help` is not to wait for it
+
     needed = [
         line
         for line in metadata.requires("transformer-lib") or ()
