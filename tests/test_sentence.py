@@ -156,7 +156,7 @@ def test_the_first_screens_say_what_the_model_wrote(record):
     for text in (welcome, "".join(hello["cells"][0]["source"])):
         assert f"*{record['source']['text']}*" in " ".join(text.split())
     assert "{record}`sentence target.text`" in welcome
-    shown = html_of(attention_figure(record))  # the figure of both pages
+    shown = html_of(attention_figure(record))  # the figure of chapter 01
     words = re.findall(r"\w+", record["target"]["text"])
     assert ",".join(f'"{word}"' for word in words) in shown
 

@@ -94,7 +94,7 @@ def test_a_chapter_waits_for_another_only_where_it_loads_its_run(monkeypatch):
 
 
 def test_the_page_names_what_a_chapter_ran_on(monkeypatch):
-    """The welcome page says that it stands under each chapter's title."""
+    """The contents say that it is under each chapter's title."""
     import run_notebooks
 
     monkeypatch.setenv("TRANSFORMER_LIB_SCALE", "small")
