@@ -113,7 +113,7 @@ def fused_attention(
         with torch.autocast("cpu", enabled=False):
             return scaled_dot_product_attention(*qkv, mask, dropout_p)[0]
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if mask is None or on_cpu and not recorded:  # there an empty row gives zeros
+    if mask is None or (on_cpu and not recorded):  # there an empty row gives zeros
         return F.scaled_dot_product_attention(*qkv, mask, dropout_p)
     empty = ~mask.any(dim=-1, keepdim=True)  # (..., T, 1)
     out = F.scaled_dot_product_attention(*qkv, mask | empty, dropout_p)

@@ -182,6 +182,7 @@ def overfitting(history: Sequence[dict]) -> Finding:
     return Finding(test, True, found)
 
 # %% ../notebooks/under_the_hood/16_diagnosis.ipynb #30e0dcff
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -684,7 +685,7 @@ def resumed_worse(history: Sequence[dict]) -> Finding:
             with "lr", the learning rate, where it is known.
     """
     test, jumps = "no jump, no second warm-up", []
-    for before, after in zip(history, history[1:], strict=False):
+    for before, after in itertools.pairwise(history):
         rise = {k: after[k] - before[k] for k in ("train_loss", "valid_loss")}
         limit = max(0.15, 0.15 * before["valid_loss"])
         if rise["valid_loss"] > limit and rise["train_loss"] > 0:
@@ -708,7 +709,7 @@ def resumed_worse(history: Sequence[dict]) -> Finding:
 def _second_warmup(history: Sequence[dict]) -> str:
     """Where a learning rate that had fallen rises again; "" where none does."""
     known, fallen = [record for record in history if "lr" in record], False
-    for before, after in zip(known, known[1:], strict=False):
+    for before, after in itertools.pairwise(known):
         if fallen and after["lr"] > 1.01 * before["lr"]:
             return (
                 f"The learning rate had fallen, and rises again: {before['lr']:.1e} at "

@@ -170,6 +170,7 @@ def fine_tuning_recipe(
     return Recipe.load(name, start_from=str(start_from), **(same | changes))
 
 # %% ../notebooks/under_the_hood/20_fine_tuning.ipynb #7b4de62b
+import itertools
 import struct
 
 # %% ../notebooks/under_the_hood/20_fine_tuning.ipynb #672c5cde
@@ -207,7 +208,7 @@ def _spelling(tokenizer: Tokenizer, text: str) -> list[int]:
     processor, unknown = tokenizer.processor, tokenizer.processor.unk_id()
     parts = list(text)
     while len(parts) > 1:
-        joined = [a + b for a, b in zip(parts, parts[1:], strict=False)]
+        joined = [a + b for a, b in itertools.pairwise(parts)]
         ids = [processor.piece_to_id(piece) for piece in joined]
         known = [i for i, one in enumerate(ids) if one != unknown]
         if not known:

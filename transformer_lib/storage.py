@@ -96,9 +96,9 @@ def sync(path: str | Path) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        if error.errno in _ADVICE or error.errno == errno.EIO:
-            if error.errno not in (errno.EACCES, errno.EPERM):  # it can be written only
-                raise
+        told = {*_ADVICE, errno.EIO} - {errno.EACCES, errno.EPERM}  # written only
+        if error.errno in told:
+            raise
 
 
 def leftovers(folder: str | Path, *names: str) -> list[Path]:

@@ -409,14 +409,16 @@ def archive_pairs(
 def _write_pairs(pairs: Iterable, path: Path, show: bool = False) -> int:
     """Write pairs as packed lines with a tab, a piece at a time; tell how many."""
     count = 0
-    with whole_file(path) as raw:
-        with gzip.GzipFile("", "wb", 1, raw, mtime=0) as file:
-            with tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar:
-                for piece in pieces_of(pairs):
-                    lines = "".join(f"{a}\t{b}\n" for a, b in piece)
-                    file.write(lines.encode())
-                    count += len(piece)
-                    bar.update(len(piece))
+    with (
+        whole_file(path) as raw,
+        gzip.GzipFile("", "wb", 1, raw, mtime=0) as file,
+        tqdm(unit=" pairs", unit_scale=True, disable=not show) as bar,
+    ):
+        for piece in pieces_of(pairs):
+            lines = "".join(f"{a}\t{b}\n" for a, b in piece)
+            file.write(lines.encode())
+            count += len(piece)
+            bar.update(len(piece))
     return count
 
 # %% ../notebooks/under_the_hood/24_wmt.ipynb #7bc0b7fb

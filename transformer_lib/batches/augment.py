@@ -97,11 +97,8 @@ def shared_names(
         for word, count in source.items()
         if count == target[word] + target[word + "s"]
         and (
-            word.isdigit()
-            and len(word) > 1
-            or word[0].isupper()
-            and len(word) > 2
-            and word.lower() not in common
+            (word.isdigit() and len(word) > 1)
+            or (word[0].isupper() and len(word) > 2 and word.lower() not in common)
         )
     ]
 
@@ -667,7 +664,9 @@ def _in_quotes(pair: Pair, text: PairText, rng: random.Random) -> Pair | None:
         return None
     if rng.random() < 0.3:
         found = text.aligned(pair)
-        return found and _around_each(pair, rng.choice(found), ('"{}"', "„{}“")) or None
+        return (
+            found and _around_each(pair, rng.choice(found), ('"{}"', "„{}“"))
+        ) or None
     end = pair[0][-1:]
     if end != pair[1][-1:] or end not in {".", "?", "!"}:
         return None

@@ -168,7 +168,7 @@ def _part_of(
     """
     for source, target in pairs:
         out = held_out(source, share)
-        if valid and out or not (valid or out or target in targets):
+        if (valid and out) or not (valid or out or target in targets):
             yield source, target
         elif report and not (valid or out):
             report.shared += 1
@@ -332,7 +332,7 @@ def stream_pairs(
             raise ValueError(f"{name}={value!r}: must be a number, at least 1.")
     if columns is not None:
         asked = columns if isinstance(columns, list | tuple) else [columns]
-        good = [c for c in asked if c and isinstance(c, str) or c in range(1, 10_000)]
+        good = [c for c in asked if (c and isinstance(c, str)) or c in range(1, 10_000)]
         if len(asked) != 2 or good != list(asked) or good[0] == good[1]:
             raise ValueError(
                 f"columns={columns!r}: must be two numbers from 1 on, or two names."

@@ -114,7 +114,7 @@ def check_remember(remember):
         expect(near(found[0], state), f"After token {t + 1} the state is not the sum.")
         expect(near(found[1], total), f"After token {t + 1} the total is not the sum.")
         expect(
-            not (found[2].isnan().any() or t and near(found[2], before)),
+            not (found[2].isnan().any() or (t and near(found[2], before))),
             "The output sees the tokens before and not this one.",
         )
         expect(

@@ -140,7 +140,8 @@ def load_tensors(path: str | Path) -> tuple[dict, dict]:
         raise DamagedFile(f"there is no file {path}.")
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            names = file.keys()  # it is no dict
+            tensors = {name: file.get_tensor(name) for name in names}
             about = file.metadata() or {}
         text = about["record"]
         record = json.loads(text)
@@ -380,9 +381,11 @@ def _check_state(tensors: dict, model: nn.Module, optimizer, file: Path) -> None
             for key in ("step", "exp_avg", "exp_avg_sq"):
                 value = tensors.get(f"adam.{key}.{name}")
                 shape = torch.Size() if key == "step" else parameter.shape
-                if value is None or not value.is_floating_point():
-                    odd.append(f"adam.{key}.{name}")
-                elif value.shape != shape:
+                if (
+                    value is None
+                    or not value.is_floating_point()
+                    or value.shape != shape
+                ):
                     odd.append(f"adam.{key}.{name}")
     if odd:
         raise DamagedFile(

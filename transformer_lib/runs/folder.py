@@ -377,7 +377,7 @@ def _may_stay(path: Path) -> bool:
     """Whether a path may be in the folder of a run before the run: prepared text."""
     prepared = (path / "data.json", path / "prepared" / "data.json")
     own = path.name in ("lost+found", "tokenizer.model")
-    own = own or path.name == ".data.part" and is_part(path)
+    own = own or (path.name == ".data.part" and is_part(path))
     return own or any(p.is_file() for p in prepared)
 
 
