@@ -245,9 +245,9 @@ def graphs_of(model: Transformer) -> dict:
     # Two tensors: one tensor under two names would become one input of the graph.
     inputs = {name: torch.zeros(k, dtype=torch.int64) for name in ("tokens", "parents")}
     inputs |= dict(zip(names, [*past, *source], strict=True))
-    axes = dict.fromkeys(["tokens", "parents"], {0: "beams"})
-    axes |= dict.fromkeys(names[:2], {1: "beams_before", 3: "length"})
-    axes |= dict.fromkeys(_ENCODER, {3: "source_length"})
+    axes = {name: {0: "beams"} for name in ("tokens", "parents")}
+    axes |= {name: {1: "beams_before", 3: "length"} for name in names[:2]}
+    axes |= {name: {3: "source_length"} for name in _ENCODER}
     src_ids = torch.full((1, 7), EOS)
     with evaluating(model):
         read = {"src_ids": src_ids}, _ENCODER, {"src_ids": {1: "source_length"}}
