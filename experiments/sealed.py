@@ -1,11 +1,11 @@
-"""sealed.py RUN --text DIR: score a translator on the pairs that were kept for the end.
+"""sealed.py RUN --text DIR --out FILE: score a translator on pairs kept for the end.
 
 They have no near copy in its training text (fresh_split.py), and no choice was made on
 them. So they are looked at once: a run that is not finished is refused, and so is a
 second look. DIR is the folder of translator_text.py. What is scored are the averaged
 weights in half precision, as they ship, by beam search with beam 4.
 
-Record: results/translator-typed/sealed.json
+Record: results/sealed/*.json
 """
 
 import argparse
@@ -22,9 +22,6 @@ from transformer_lib.machine import default_device, environment_record
 from transformer_lib.runs import Run
 from transformer_lib.storage import write_json
 from transformer_lib.training import validation_loss
-
-ROOT = Path(__file__).resolve().parents[1]
-OUT = ROOT / "transformer_lib/evidence/results/translator-typed/sealed.json"
 
 
 def record_of(run: Run, pairs: list[tuple]) -> dict:
@@ -51,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="folder of the finished run")
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", help="cpu or cuda (what is there)")
     asked = parser.parse_args(arguments)
     run = Run.load(asked.run, default_device(asked.device), "average")

@@ -522,6 +522,12 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "fit_steps": "the loss that it is given moves what it takes",
     "batch_groups one_update": "parts of train",
     "require_ids": "refuses, and moves nothing",
+    "attention_modules blocks_of": "parts of a model, and what builds them",
+    "cut_patches": "a part of ImageClassifier",
+    "sentence_losses": "loss_and_choices, before it is summed",
+    "largest_links row_statistics agreement_of_words": "tensors alone, of a result",
+    "link_shares scored_elsewhere rank_correlation": "tensors alone, of a result",
+    "validate_and_save": "a part of train",
 }
 
 
@@ -543,6 +549,8 @@ ELSEWHERE = {  # public classes that take tensors or models and need no case, an
     "Run State": "train and Run.load, below",
     "Recipe Tokenizer": "settings and ids, no tensors",
     "Cache": "a part of the searches above",
+    "FastDropout": "a layer, as torch's",
+    "RotaryPlaces": "a part of the family's models",
     "Recurrent Convolutional": "layers of torch's on Embeddings: as build_model's",
 }
 TAKES = re.compile(r"\b(Tensor|Module|Transformer|Translator|Run|Batch)\b")

@@ -214,7 +214,7 @@ class Transformer(Embeddings):
             src_ids: int64, shape (B, S), padded with 0.
             mask: True where a position may look, broadcasts to (B, H, S, S); at all but
                 padding if None.
-            position_ids: Positions, as for :meth:`embed`.
+            position_ids: Positions, as for ``embed``.
 
         Returns:
             The memory, shape (B, S, d_model).
@@ -246,7 +246,7 @@ class Transformer(Embeddings):
                 (B, H, T, T); the causal mask if None.
             memory_mask: True where it may look at the source, broadcasts to
                 (B, H, T, S); at all but padding if None.
-            position_ids: Positions, as for :meth:`embed`.
+            position_ids: Positions, as for ``embed``.
 
         Returns:
             Hidden states, shape (B, T, d_model); project turns them into logits.

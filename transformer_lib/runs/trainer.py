@@ -89,7 +89,7 @@ def train(
         began, until = time.monotonic() - at.seconds, at.seconds + max_seconds
         over = at.step >= recipe.max_steps or _wants_to_stop(state, callbacks)
         ahead = made_ahead(batch_groups(recipe, data, model, state), recipe.prefetch)
-        since = _Window()
+        since = Window()
         model.train()
         # Both end with the loop, also where it is interrupted: a bar that stays open
         # would push the next one down the page.
@@ -103,7 +103,7 @@ def train(
                 if at.step % recipe.validate_every == 0 or over:
                     validate_and_save(recipe, data, model, state, since, bar)
                     over = _wants_to_stop(state, callbacks) or over
-                    at.seconds, since = time.monotonic() - began, _Window()
+                    at.seconds, since = time.monotonic() - began, Window()
         team.wait()
         return Run.load(run_dir, team.device)
 
@@ -406,7 +406,7 @@ def adjust_scale(at: Progress, finite: bool) -> None:
 
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #e1717e6f
 @dataclass
-class _Window:
+class Window:
     """What the updates since the last validation add up to.
 
     Args:
@@ -461,7 +461,7 @@ def _describe_failure(done: Update, step: int, group: Sequence[Place]) -> str:
     )
 
 
-def _show_progress(bar: tqdm, since: _Window) -> None:
+def _show_progress(bar: tqdm, since: Window) -> None:
     """Show loss, learning rate, gradient and speed behind the bar."""
     bar.set_postfix_str(
         f"loss {since.loss / since.tokens:.2f}, lr {since.lr:.1e}, "
@@ -476,7 +476,7 @@ def validate_and_save(
     data: Data,
     model: Transformer,
     state: State,
-    since: _Window,
+    since: Window,
     bar: tqdm,
 ) -> None:
     """Add a record to the history; keep the best weights, these, and the state."""
