@@ -10,7 +10,7 @@ import math
 import re
 import sys
 
-import essay as tool  # experiments/essay.py
+import essay_record as tool
 import pytest
 from built import ROOT
 
@@ -22,7 +22,7 @@ import essay_facts
 import essay_scenes
 
 WELCOME = (ROOT / "book" / "welcome.md").read_text("utf-8")
-AGAIN = "run experiments/essay.py again"
+AGAIN = "run experiments/essay_record.py again"
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,10 @@ def test_sums_on_the_stage_add_up(facts):
     assert sum(c for _, _, c in facts.products) == pytest.approx(score)
     assert facts.root == math.sqrt(facts.width)
     assert sum(facts.shares[facts.asks]) == pytest.approx(1)
+    part, rest, whole, value = essay_scenes.written_sum(facts)
+    weight = facts.shares[facts.asks][facts.looks]
+    assert part == pytest.approx(weight * value) and part + rest == pytest.approx(whole)
+    assert round(part, 3) + round(rest, 3) == pytest.approx(round(whole, 3))
 
 
 def test_without_the_root_it_is_all_or_nothing(facts):
@@ -92,6 +96,8 @@ def test_what_is_said_of_heads(facts):
     most = max(rise, key=rise.get)
     assert most == facts.previous, "the head missed most looks one word back"
     assert rise[facts.favourite] < rise[most] / 5
+    same = facts.heads[facts.twin]
+    assert same[facts.asks][facts.looks] > 0.9, "the twin looks at the same word"
 
 
 def test_order_makes_another_sentence(record):

@@ -36,7 +36,7 @@ SETTLED = """() => new Promise(done => {
     const now = document.querySelector('.essay-stage svg').innerHTML + scrollY;
     same = now === before ? same + 1 : 0;
     before = now;
-    same > 8 ? done() : setTimeout(look, 100);
+    same > 25 ? done() : setTimeout(look, 100);
   };
   look();
 })"""

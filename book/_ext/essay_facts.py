@@ -123,6 +123,17 @@ class Facts:
         return math.exp(sum(bits) / len(bits))
 
     @cached_property
+    def twin(self) -> tuple[int, int]:
+        """The other head whose weaker one of the expected relations is strongest."""
+        chosen = self.record["candidates"][self.record["source"]["text"]]
+        places = [
+            (self.words.index(a), self.words.index(b))
+            for a, b, _ in chosen["relations"]
+        ]
+        others = {n: w for n, w in self.heads.items() if n != self.favourite}
+        return max(others, key=lambda n: min(others[n][i][j] for i, j in places))
+
+    @cached_property
     def unreadable(self) -> tuple[int, int]:
         return max(self.heads, key=self.reach)
 
@@ -195,7 +206,7 @@ class Facts:
         def begins(head):
             return name(head).capitalize()
 
-        return {
+        found = {
             "text": self.record["source"]["text"],
             "translation": self.record["target"]["text"],
             "d_model": str(sizes["d_model"]),
@@ -218,14 +229,20 @@ class Facts:
             "undecided second share": percent(b[order[1]]),
             "undecided plain": percent(plain[order[0]], 1),
             "favourite": name(self.favourite),
-            "favourite rise": signed(rise[self.favourite]["rise"], 3),
-            "favourite changed": percent(1 - rise[self.favourite]["same"], 1),
+            "favourite rise": percent(
+                rise[self.favourite]["rise"] / self.missed["loss"], 1
+            ),
+            "twin": f"head {self.twin[1] + 1}"
+            + (
+                ""
+                if self.twin[0] == self.favourite[0]
+                else f" of layer {self.twin[0] + 1}"
+            ),
             "previous": begins(self.previous),
-            "previous changed": percent(1 - rise[self.previous]["same"], 1),
             "unreadable": begins(self.unreadable),
             "unreadable reach": f"{self.reach(self.unreadable):.1f}",
-            "unreadable changed": percent(1 - rise[self.unreadable]["same"], 1),
             "most missed": name(most),
+            "most rise": percent(rise[most]["rise"] / self.missed["loss"], 1),
             "sentences": str(self.missed["sentences"]),
             "words": str(len(self.words)),
             "d_ff": f"{sizes['d_ff']:,}",
@@ -248,8 +265,8 @@ class Facts:
             "blind": " ".join(
                 self.other["orders"][0]["without positions"].split()[:6]
             ).rstrip(",."),
-            "minutes": str(round(run["history"][-1]["seconds"] / 60)),
         }
+        return {key: value.replace(" %", "\u00a0%") for key, value in found.items()}
 
 
 def owned(row: dict) -> str:

@@ -252,7 +252,7 @@ def scene_scores(s: Stage):
     # One score, written out.
     table, rows = s.sentence(lit, dim=True), f.products[:WRITTEN]
     wide = s.wide
-    left, mid, right = (0.52, 0.76, 0.93) if wide else (0.5, 0.77, 0.96)
+    left, mid, right = (0.54, 0.78, 0.93) if wide else (0.53, 0.8, 0.97)
     table += [
         strip("q", f"q{i}", s.W * 0.1, s.top, s.W * 0.13, h, "query"),
         strip(f"k{j}", f"k{j}", s.W * 0.27, s.top, s.W * 0.13, h, "key"),
@@ -261,10 +261,16 @@ def scene_scores(s: Stage):
     for n, (a, b, c) in enumerate(rows):
         at = y + n * step
         table += [
-            text(f"a{n}", s.W * left, at, signed(a), s.sm, "number query", "end"),
+            text(f"a{n}", s.W * left, at, signed(a, 3), s.sm, "number query", "end"),
             text(f"x{n}", s.W * (left + 0.035), at, "×", s.sm, "note"),
             text(
-                f"d{n}", s.W * (left + 0.15), at, signed(b), s.sm, "number key", "end"
+                f"d{n}",
+                s.W * (left + 0.16),
+                at,
+                signed(b, 3),
+                s.sm,
+                "number key",
+                "end",
             ),
             text(f"i{n}", s.W * (mid - 0.02), at, "=", s.sm, "note"),
             text(f"p{n}", s.W * right, at, signed(c), s.sm, "number", "end"),
@@ -317,37 +323,54 @@ def scene_softmax(s: Stage):
     f, i = s.f, s.f.asks
     lit = {i: "query", f.looks: "key"}
     raw, scaled, shares = f.scores[i], [x / f.root for x in f.scores[i]], f.shares[i]
-    y1, y2 = s.top + s.sm * 0.9, s.top + s.sm * 4.1
-    note = s.sm * 1.15
-    first = [
-        *s.sentence(lit),
-        *s.numbers(raw, y1, key="n"),
-    ]
+    powers = [math.exp(x) for x in scaled]
+    total = f"{sum(powers):,.0f}"
+    y1, step = s.top + s.sm * 0.9, s.sm * 2.9
+    y2, y3 = y1 + step, y1 + 2 * step
+
+    def between(words, y, k):
+        return s.label(words, s.W / 2, y - step / 2 + s.sm * 0.02, "note", k)
+
+    first = [*s.sentence(lit), *s.numbers(raw, y1, key="n")]
     second = [
         *first,
-        s.label(
-            f"÷ {f.root:.2f}", s.W / 2, (y1 + y2) / 2 + s.sm * 0.35, "note", "ldiv"
-        ),
+        between(f"÷ {f.root:.2f}", y2, "ldiv"),
         *s.numbers(scaled, y2, key="m", digits=2),
     ]
-    base = s.low - s.sm * 1.7
-    high = base - y2 - s.sm * 3.2
-    powers = [math.exp(x) for x in scaled]
-    total = sum(powers)
-    bars = [
+    third = [
         *second,
-        s.label(
-            f"e to the power of each, divided by their sum, {total:,.0f}",
-            s.W / 2,
-            y2 + s.sm * 1.9,
-            "note",
-            "lexp",
-            size=note,
+        between(f"e to the power of each; together {total}", y3, "lexp"),
+        *s.numbers(
+            [f"{p:,.0f}" if p > 99 else signed(p, 1) for p in powers], y3, key="e"
         ),
-        *s.bars(shares, base, high, "weight"),
-        *s.numbers([percent(w, 1) for w in shares], s.low, key="s", c="output"),
     ]
-    return [[first, second], [bars]]
+    base = s.low - s.sm * 1.7
+    bars = [
+        *third,
+        between(f"÷ {total}", y3 + step, "lsum"),
+        *s.bars(shares, base, base - y3 - s.sm * 1.5, "weight"),
+        *s.numbers([percent(w, 1) for w in shares], s.low, key="s", c="strong"),
+    ]
+    return [[first, second], [third, bars]]
+
+
+def written_sum(f: Facts) -> tuple[float, float, float, float]:
+    """One number of the output: the found value's part, the rest, the sum, the value.
+
+    Of the large ones the first whose rounded parts add up as they are written.
+    """
+    weight, values = f.shares[f.asks][f.looks], f.head["values"][f.looks]
+    order = sorted(range(f.width), key=lambda d: -abs(f.output[d]))
+    sums = []
+    for d in order[: f.width // 2]:
+        part, whole = weight * values[d], f.output[d]
+        sums.append((part, whole - part, whole, values[d]))
+    for found in sums:
+        part, rest, whole = (round(x, 3) for x in found[:3])
+        product = round(round(weight, 3) * round(found[3], 3), 3)
+        if rest and product == part and round(part + rest, 3) == whole:
+            return found
+    return sums[0]
 
 
 def scene_average(s: Stage):
@@ -369,45 +392,26 @@ def scene_average(s: Stage):
     y2 = at + s.sm * 0.9
     h2 = s.low - y2 - s.sm * 0.2
     out = strip("out", "out", s.x(i), y2, 0.6 * s.col, h2, "output")
-    best = max(range(f.width), key=lambda d: abs(f.output[d]))
-    v = f.head["values"][f.looks][best]
-    part = shares[f.looks] * v
-    rest = f.output[best] - part
+    part, rest, whole, v = written_sum(f)
     left = s.W * (0.5 if s.wide else 0.49)
     line = s.sm * 1.6
     yy = y2 + h2 / 2 - line
+    lines = (
+        f"{shares[f.looks]:.3f} × {signed(v, 3)} = {signed(part, 3)}",
+        f"all others {signed(rest, 3)}",
+        f"together {signed(whole, 3)}",
+    )
     sums = [
-        text(
-            "t0",
-            left,
-            yy,
-            f"{shares[f.looks]:.3f} × {signed(v)}",
-            s.sm,
-            "number value",
-            "end",
-        ),
-        text(
-            "t1",
-            left,
-            yy + line,
-            f"+ all others {signed(rest)}",
-            s.sm,
-            "number value",
-            "end",
-        ),
-        text(
-            "t2",
-            left,
-            yy + 2 * line,
-            f"= {signed(f.output[best])}",
-            s.sm,
-            "number output strong",
-            "end",
-        ),
-        s.label(
-            "output", s.x(i) + s.col * 0.42, y2 + h2 / 2, "output strong", "lo", "start"
-        ),
+        text(f"t{n}", left, yy + n * line, words, s.sm, f"number {c}", "end")
+        for n, (words, c) in enumerate(
+            zip(lines, ("value", "value", "output strong"), strict=True)
+        )
     ]
+    sums.append(
+        s.label(
+            "output", s.x(i) + 0.42 * s.col, yy + line, "output strong", "lo", "start"
+        )
+    )
     flown = [
         *s.sentence(lit),
         *pale,
@@ -699,8 +703,9 @@ def write(s: Stage, upto: int, current: bool, choices=True) -> list:
 
 def options(s: Stage, now: int, low: float, count=4) -> list:
     """The most probable next pieces, as bars."""
-    marks, step = [], s.sm * 1.62
-    y = low + s.fs * 1.6
+    step, y = s.sm * 1.62, low + s.fs * 1.6 + s.sm * 1.6
+    words = "its guesses for the next token"
+    marks = [s.label(words, s.W * 0.38, y - s.sm * 1.7, "note", "lg", "start")]
     for n, (piece, share) in enumerate(s.f.best[now][:count]):
         at = y + n * step
         c = "decoder" if n == 0 else "note"
@@ -885,7 +890,8 @@ def strips() -> dict[str, list[float]]:
 def bars_of(values, x, y, w, h) -> str:
     """A path: a bar for each number, to the right where it is positive."""
     step = h / len(values)
-    parts = [f"M{x:.1f} {y:.1f}h.7v{h:.1f}h-.7z"]
+    axis = min(0.7, w / 20)  # where the numbers are zero
+    parts = [f"M{x:.1f} {y:.1f}h{axis:.2f}v{h:.1f}h{-axis:.2f}z"]
     for n, value in enumerate(values):
         reach = value * w / 2
         parts.append(

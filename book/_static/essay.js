@@ -23,7 +23,8 @@
 
   function barsOf(values, x, y, w, h) {
     const step = h / values.length, f = number => number.toFixed(1);
-    let path = `M${f(x)} ${f(y)}h.7v${f(h)}h-.7z`;
+    const axis = Math.min(0.7, w / 20).toFixed(2); // where the numbers are zero
+    let path = `M${f(x)} ${f(y)}h${axis}v${f(h)}h-${axis}z`;
     values.forEach((value, n) => {
       const reach = (value * w) / 2;
       path += `M${f(x)} ${f(y + n * step + step * 0.1)}h${f(reach)}v${f(step * 0.8)}h${f(-reach)}z`;
@@ -109,7 +110,7 @@
         let there = this.now.get(name);
         const from = there?.mark ?? { ...mark, o: 0, ...(mark.t === "arc" ? { x2: mark.x1, y2: mark.y1 } : {}) };
         if (!there) {
-          there = { element: svg(KINDS[mark.t][0]) };
+          there = { element: svg(KINDS[mark.t][0]), mark: from };
           this.layers[mark.t].append(there.element);
           this.now.set(name, there);
         }
@@ -154,8 +155,10 @@
     const where = make("span", { class: "essay-where" });
     const spoken = make("p", { class: "essay-hidden", "aria-live": "polite" });
     const canvas = make("div", { class: "essay-canvas" });
-    const box = make("div", { class: "essay-stage" }, canvas,
-      make("div", { class: "essay-bar", role: "group", "aria-label": "Steps of the essay" }, back, where, again, on), spoken);
+    const hint = make("span", { class: "essay-hint" }, "scroll, or press →");
+    const box = make("div", { class: "essay-stage" },
+      make("div", { class: "essay-bar", role: "group", "aria-label": "Steps of the essay" }, back, where, on, again, hint),
+      canvas, spoken);
     const flow = make("div", { class: "essay-flow" });
     sections[0].before(flow);
     flow.append(box, prose);
@@ -202,6 +205,7 @@
       on.setAttribute("aria-disabled", String(at === beats.length - 1));
       const frames = data[layout].scenes[scene][n];
       again.hidden = frames.length < 2;
+      hint.hidden = at > 0;
       if (forward) play(true);
       else {
         timers.forEach(clearTimeout);

@@ -1,4 +1,4 @@
-"""essay.py: what the model that ships makes of the front page's other sentences.
+"""essay_record.py: what the model that ships makes of the front page's other sentences.
 
 The front page follows one sentence, whose numbers are in sentence.json. This adds three
 things, all translated with beam 4, as the library does:
@@ -116,7 +116,7 @@ def main() -> None:
     torch.set_num_threads(1)
     weights = find_pretrained(MODEL) / "weights.safetensors"
     record = {
-        "command": "python experiments/essay.py",
+        "command": "python experiments/essay_record.py",
         "model": MODEL,
         **essay_record(*load_pretrained(MODEL, "cpu")),
         "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
