@@ -9,6 +9,8 @@ import pytest
 from built import CHAPTERS, HTML, NOTEBOOKS, ROOT, Page, documents, need_the_book
 from real_text import MIRROR, REAL
 
+import transformer_lib
+
 need_the_book()
 
 DOCUMENTS = documents()
@@ -39,6 +41,19 @@ def test_one_title(name):
     titles = [a for tag, a in page(name).tags if tag == "h1"]
     # The theme prints a second one, hidden, for the print view.
     assert len([a for a in titles if "tocsection" not in a.get("class", "")]) >= 1
+
+
+def test_the_reference_marks_what_is_stable():
+    """The names at the top of the library, no others, each on its module's page."""
+    marked = {
+        name: path.rpartition("/")[2]
+        for path in DOCUMENTS
+        if path.startswith("book/api/")
+        for name in re.findall(
+            r"Stable: from transformer_lib import (\w+)", page(path).text
+        )
+    }
+    assert marked == transformer_lib._HOME
 
 
 @each_page

@@ -19,6 +19,8 @@ from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
+import transformer_lib
+
 DIRECTIVE = re.compile(r"^\s*#\s*(\||@title\b).*$")
 TITLE = re.compile(r"(?m)^#\s*@title\s+(.+)$")
 DRAWS = re.compile(r"plt\.show\(|^(InteractiveFigure|\w+_figure)\(", re.MULTILINE)
@@ -311,6 +313,14 @@ def restore_property(app, what, name, obj, options, lines):
     lines[:] = PLAIN.pop(name, lines)
 
 
+def mark_stable(app, what, name, obj, options, lines):
+    """The names at the top of the library are stable; the others are for chapters."""
+    last = name.rpartition(".")[2]
+    offered = last in transformer_lib.__all__ and what in ("class", "function")
+    if offered and getattr(transformer_lib, last) is obj:
+        lines[:0] = [f"Stable: ``from transformer_lib import {last}``.", ""]
+
+
 def readable_default(app, what, name, obj, options, signature, returns):
     """A default made by a function prints as `<factory>`, which Sphinx cannot read."""
     if signature and "<factory>" in signature:
@@ -358,6 +368,7 @@ def setup(app):
     app.connect("missing-reference", find_by_last_name)
     app.connect("autodoc-process-docstring", keep_property, priority=400)
     app.connect("autodoc-process-docstring", restore_property, priority=600)
+    app.connect("autodoc-process-docstring", mark_stable, priority=700)
     app.connect("autodoc-process-signature", readable_default)
     app.connect("env-purge-doc", forget)
     app.connect("html-page-context", drop_doubled_scripts, priority=900)
