@@ -252,7 +252,7 @@ def scene_scores(s: Stage):
     # One score, written out.
     table, rows = s.sentence(lit, dim=True), f.products[:WRITTEN]
     wide = s.wide
-    left, mid, right = (0.54, 0.78, 0.93) if wide else (0.53, 0.8, 0.97)
+    left, mid, right = (0.54, 0.78, 0.93) if wide else (0.51, 0.8, 0.97)
     table += [
         strip("q", f"q{i}", s.W * 0.1, s.top, s.W * 0.13, h, "query"),
         strip(f"k{j}", f"k{j}", s.W * 0.27, s.top, s.W * 0.13, h, "key"),
@@ -265,7 +265,7 @@ def scene_scores(s: Stage):
             text(f"x{n}", s.W * (left + 0.035), at, "×", s.sm, "note"),
             text(
                 f"d{n}",
-                s.W * (left + 0.16),
+                s.W * (left + (0.16 if wide else 0.19)),
                 at,
                 signed(b, 3),
                 s.sm,
@@ -500,7 +500,8 @@ def scene_heads(s: Stage):
     def show(name, lit, words, least=LEAST * 2):
         marks = s.sentence(lit) + grid(chosen=name)
         for i, row in enumerate(f.heads[name]):
-            marks += s.arcs(row, i, "weight soft", least=least)
+            c = "weight" if i in lit else "weight soft"
+            marks += s.arcs(row, i, c, least=least)
         marks.append(s.label(words, s.W / 2, s.top + s.sm * 0.9, "note", "lh"))
         return marks
 
