@@ -8,7 +8,8 @@ things, all translated with beam 4, as the library does:
   positions of the English words set to zero;
 - "tried": sentences that are hard in different ways, picked from about thirty because
   the model of that day failed at them. Each has a rule, a regular expression that a
-  right translation matches; the page shows those that fail it. "right" passes.
+  right translation matches; the page shows those that fail it. "right" passes. What a
+  wrong translation means is ours, and said of that very translation alone ("means").
 
 Run it again when another model ships; a test compares the record with the model.
 
@@ -42,7 +43,7 @@ TRIED = [
     ),
     (
         "The bat flew out of the cave.",
-        "The animal, not what one plays with.",
+        "The animal, not the one to play with.",
         r"fledermaus",
         "Die Fledermaus flog aus der Höhle.",
     ),
@@ -78,6 +79,23 @@ TRIED = [
     ),
 ]
 
+# What the model wrote -> what that means, said by us.
+MEANS = {
+    "Der alte Mann kochte.": "The old man cooked.",
+    "Die Badewanne flog aus der Höhle.": "The bathtub flew out of the cave.",
+    "Es regnet wie Hunde.": "It is raining like dogs.",
+    "Das Tier überquerte die Straße nicht, weil sie zu müde war.": (
+        "… because the street was too tired."
+    ),
+    "Wir saßen auf der Bank des Flusses.": "We sat on the river’s bench.",
+    "Der alte Mann verkaufte sein Smarton.": "… sold his “Smarton”, which is no word.",
+    "Die Überflussvertreibung erholte sich von Beruf.": (
+        "The expulsion of plenty recovered by profession."
+    ),
+    "Das alte Haus verkaufte das alte": "the old house sold the old",
+}
+BEGINNING = 6  # words of a translation that goes on and on
+
 
 def fails(row: dict) -> bool:
     """Whether a translation breaks its rule."""
@@ -100,15 +118,22 @@ def essay_record(model, tokenizer, about: dict) -> dict:
             for text, why, rule, right in TRIED
         ],
     }
+    for row in found["tried"]:
+        row["means"] = MEANS.get(row["translation"], "")
     read = [translate(text) for text in ORDERS]
     off = model.src_positions.register_forward_hook(lambda *call: 0 * call[-1])
     blind = [translate(text) for text in ORDERS]
     off.remove()
     found["orders"] = [
-        {"text": text, "translation": a, "without positions": b}
+        {"text": text, "translation": a, "without positions": b, "begins": begins(b)}
         for text, a, b in zip(ORDERS, read, blind, strict=True)
     ]
+    found["orders"][0]["means"] = MEANS.get(found["orders"][0]["begins"], "")
     return found
+
+
+def begins(text: str) -> str:
+    return " ".join(text.split()[:BEGINNING]).rstrip(",.")
 
 
 def main() -> None:

@@ -96,6 +96,7 @@ def test_what_is_said_of_heads(facts):
     most = max(rise, key=rise.get)
     assert most == facts.previous, "the head missed most looks one word back"
     assert rise[facts.favourite] < rise[most] / 5
+    assert facts.favourite[0] == max(layer for layer, _ in facts.heads), "the last"
     same = facts.heads[facts.twin]
     assert same[facts.asks][facts.looks] > 0.9, "the twin looks at the same word"
 

@@ -118,14 +118,14 @@ class Fails(SphinxDirective):
             if right or len(rows) == most:
                 continue
             why = re.sub(r"\*(.+?)\*", r"<em>\1</em>", html.escape(row["why"]))
-            text, wrote, right = (
-                html.escape(row[name]) for name in ("text", "translation", "right")
+            text, wrote, means = (
+                html.escape(row[name]) for name in ("text", "translation", "means")
             )
+            means = means and f'<span class="means">{means}</span>'
             rows.append(
                 f'<li><span lang="en">{text}</span>'
-                f'<span class="stored wrote" lang="de">{wrote}</span>'
-                f'<span class="right">{why} Right: <span lang="de">{right}</span>'
-                "</span></li>"
+                f'<span class="stored wrote" lang="de">{wrote}</span>{means}'
+                f'<span class="why">{why}</span></li>'
             )
         return [
             nodes.raw(

@@ -262,9 +262,10 @@ class Facts:
             "order 1": self.other["orders"][0]["translation"],
             "order 2": self.other["orders"][1]["translation"],
             "order 2 text": self.other["orders"][1]["text"],
-            "blind": " ".join(
-                self.other["orders"][0]["without positions"].split()[:6]
-            ).rstrip(",."),
+            "blind": self.other["orders"][0]["begins"],
+            "blind means": " ({})".format(self.other["orders"][0]["means"])
+            if self.other["orders"][0]["means"]
+            else "",
         }
         return {key: value.replace(" %", "\u00a0%") for key, value in found.items()}
 
