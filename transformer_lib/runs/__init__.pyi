@@ -45,4 +45,5 @@ from .trainer import batch_groups as batch_groups
 from .trainer import lr_at as lr_at
 from .trainer import one_update as one_update
 from .trainer import adjust_scale as adjust_scale
+from .trainer import Window as Window
 from .trainer import validate_and_save as validate_and_save
