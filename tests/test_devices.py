@@ -550,7 +550,6 @@ ELSEWHERE = {  # public classes that take tensors or models and need no case, an
     "Recipe Tokenizer": "settings and ids, no tensors",
     "Cache": "a part of the searches above",
     "FastDropout": "a layer, as torch's",
-    "Window": "numbers of a run, no tensors",
     "RotaryPlaces": "a part of the family's models",
     "Recurrent Convolutional": "layers of torch's on Embeddings: as build_model's",
 }
