@@ -12,6 +12,7 @@ Record: translator-test.json
 """
 
 import argparse
+import itertools
 import json
 import re
 from pathlib import Path
@@ -34,7 +35,7 @@ RUNS = ["tatoeba-en-de", "tatoeba-en-de-longer", "tatoeba-en-de-names"]
 
 def functions_of(page: Path) -> dict:
     """What the cells with the tag "counts" of a notebook define."""
-    found = {"re": re, "sacre_bleu": sacre_bleu}
+    found = {"itertools": itertools, "re": re, "sacre_bleu": sacre_bleu}
     for cell in json.loads(page.read_text("utf-8"))["cells"]:
         if "counts" in cell["metadata"].get("tags", []):
             exec("".join(cell["source"]), found)

@@ -166,8 +166,8 @@ def unpack(content: bytes, name: str, member: str = "") -> str:
         if content.startswith(b"PK"):
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 names = archive.namelist()
-                one = next(n for n in names if re.fullmatch(r"[a-z]{3}\.txt", n))
-                content = _bounded(archive.open(one))  # compares its checksum, too
+                texts = [n for n in names if re.fullmatch(r"[a-z]{3}\.txt", n)]
+                content = _bounded(archive.open(texts[0]))  # compares its checksum
         elif content.startswith(b"\x1f\x8b"):
             content = _bounded(gzip.open(io.BytesIO(content)))
         elif content.startswith(b"\xfd7zXZ"):
