@@ -31,7 +31,8 @@ def live_cells(notebook=NOTEBOOK):
     cells = []
     for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
         lines = "".join(cell["source"]).splitlines()
-        text = "\n".join(line for line in lines if not line.startswith("#|")).strip()
+        kept = [line for line in lines if not line.startswith(("#|", "# @title"))]
+        text = "\n".join(kept).strip()
         tags = set(cell["metadata"].get("tags", []))
         if cell["cell_type"] == "code" and text and not tags & NOT_RUN:
             cells.append(text)
