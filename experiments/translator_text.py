@@ -14,21 +14,19 @@ that are part of the vocabulary, so that each program that reads it keeps them.
 Record: none; it makes the text that evidence.py and typed_pilot.py train on
 """
 
-import io
 import re
 import tempfile
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
-import sentencepiece as spm
 from fresh_split import PAIRS, by_hash, isolated
 
 from transformer_lib.batches import prepare
 from transformer_lib.corpora import load_corpus
-from transformer_lib.runs import Recipe
+from transformer_lib.runs import Recipe, text_settings
 from transformer_lib.storage import whole_file
-from transformer_lib.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, fold_text
+from transformer_lib.tokenizer import Tokenizer, fold_text, train_pieces
 
 JOINERS = "\u200d\ufe0e\ufe0f"  # they have a meaning between emoji
 
@@ -68,27 +66,13 @@ def rule_of(old: str, new: str) -> str:
 
 def vocabulary(sentences: Iterable[str], size: int) -> Tokenizer:
     """A vocabulary with single digits and folding_rules, in place of NFKC."""
-    out = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         rules = Path(folder) / "rules.tsv"
         rules.write_text("\n".join(folding_rules()) + "\n", "utf-8")
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=out,
-            vocab_size=size,
-            model_type="bpe",
-            character_coverage=1.0,
-            byte_fallback=True,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            num_threads=1,
-            minloglevel=2,
-            split_digits=True,
-            normalization_rule_tsv=str(rules),
+        model = train_pieces(
+            sentences, size, split_digits=True, normalization_rule_tsv=str(rules)
         )
-    return Tokenizer(out.getvalue())
+    return Tokenizer(model)
 
 
 def ready(recipe: Recipe, folder: Path) -> Path:
@@ -112,18 +96,7 @@ def ready(recipe: Recipe, folder: Path) -> Path:
     tokenizer = vocabulary((s for p in train + loud for s in p), recipe.vocab_size)
     corpus = {"name": recipe.corpus, "max_ratio": 1e9}
     corpus |= {name: str(files[name]) for name in ("train", "valid")}
-    prepare(
-        corpus,
-        folder / "data",
-        recipe.vocab_size,
-        recipe.model_type,
-        recipe.max_length,
-        tokenizer,
-        max_words=recipe.max_words,
-        max_pairs=recipe.max_pairs,
-        subword_sampling=recipe.subword_sampling,
-        copies=recipe.copies,
-    )
+    prepare(corpus, folder / "data", tokenizer=tokenizer, **text_settings(recipe))
     return folder / "data"
 
 

@@ -21,7 +21,7 @@ from .batches import Prepared, prepare
 from .batches.prepared import fits_within
 from .corpora import load_corpus
 from .multihead import head_widths
-from .runs import Recipe
+from .runs import Recipe, text_settings
 from .storage import claimed, write_json
 from .transformer import TransformerConfig
 
@@ -199,17 +199,7 @@ def ablate(
     out.mkdir(parents=True, exist_ok=True)
     data_dir = Path(data_dir or out / "data")
     if not (data_dir / "data.json").exists():
-        prepare(
-            base.corpus,
-            data_dir,
-            base.vocab_size,
-            base.model_type,
-            base.max_length,
-            max_words=base.max_words,
-            max_pairs=base.max_pairs,
-            subword_sampling=base.subword_sampling,
-            copies=base.copies,
-        )
+        prepare(base.corpus, data_dir, **text_settings(base))
     corpus = Prepared.load(data_dir).data["corpus"]  # with --data: not the recipe's
     pairs = list(fits_within(load_corpus(corpus, split).pairs, base.max_words))
     pairs = pairs[:: math.ceil(len(pairs) / sentences)]  # of every part of the text

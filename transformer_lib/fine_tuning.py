@@ -224,7 +224,7 @@ def _spelling(tokenizer: Tokenizer, text: str) -> list[int]:
 
 # %% ../notebooks/under_the_hood/20_fine_tuning.ipynb #4231aaef
 from .batches import Prepared
-from .runs import settings_of
+from .runs import TEXT_SETTINGS, settings_of
 
 
 def recipe_for(
@@ -249,16 +249,7 @@ def recipe_for(
     changes, name = settings_of(assignments), name or "fine-tune"
     if data_dir:
         data = Prepared.load(data_dir).data
-        kept = (
-            "vocab_size",
-            "model_type",
-            "max_length",
-            "max_words",
-            "max_pairs",
-            "subword_sampling",
-            "copies",
-        )
-        prepared = {name: data["settings"].get(name) for name in kept}
+        prepared = {name: data["settings"].get(name) for name in TEXT_SETTINGS}
         changes = {"corpus": data["corpus"], **prepared, **changes}
     if start_from:
         return fine_tuning_recipe(start_from, name, **changes)

@@ -31,13 +31,10 @@ def chunks_of(tokens: Iterable[str]) -> list[str]:
     return ["_".join(chunk) for chunk in found]
 
 # %% ../../notebooks/under_the_hood/26_parsing.ipynb #2152966a
-import io
 import unicodedata
 from functools import lru_cache
 
-import sentencepiece as spm
-
-from ..tokenizer import BOS, EOS, PAD, SPACE, UNK, Tokenizer
+from ..tokenizer import SPACE, UNK, Tokenizer, train_pieces
 
 # %% ../../notebooks/under_the_hood/26_parsing.ipynb #1fb472c0
 def tree_pair(tree: Tree, tokenizer: Tokenizer | None = None) -> tuple[str, str]:
@@ -80,21 +77,10 @@ def train_tree_tokenizer(
         symbols = _chunk_symbols(trees, max(0, vocab_size - 300 - letters))
     else:
         symbols = [SPACE + t for t in sorted(set(chain(*map(linearize, trees))))]
-    out = io.BytesIO()
     try:
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
-            model_writer=out,
-            vocab_size=vocab_size,
-            model_type="bpe",
-            character_coverage=1.0,
-            byte_fallback=True,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            num_threads=1,
-            minloglevel=2,
+        model = train_pieces(
+            texts,
+            vocab_size,
             user_defined_symbols=symbols,
             hard_vocab_limit=not form,  # where all is known, fewer are enough
         )
@@ -103,7 +89,7 @@ def train_tree_tokenizer(
             f"SentencePiece cannot make vocab_size={vocab_size} from these "
             f"{len(trees):,} trees: {error}"
         ) from error
-    return Tokenizer(out.getvalue())
+    return Tokenizer(model)
 
 # %% ../../notebooks/under_the_hood/26_parsing.ipynb #029c2853
 _WRITTEN = {

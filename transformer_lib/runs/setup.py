@@ -113,6 +113,7 @@ from transformer_lib.runs.folder import (
     public_part,
     read_pretrained,
 )
+from .recipes import text_settings
 from ..storage import DamagedFile
 from ..tokenizer import Tokenizer
 from ..training import compile_layers
@@ -143,18 +144,7 @@ def ready_data(
     binds = own.exists() and not dead  # a try that got no further binds nothing
     if data_dir is None and not (folder / "data.json").exists():
         known = Tokenizer.load(own) if binds else start
-        prepare(
-            recipe.corpus,
-            folder,
-            recipe.vocab_size,
-            recipe.model_type,
-            recipe.max_length,
-            known,
-            max_words=recipe.max_words,
-            max_pairs=recipe.max_pairs,
-            subword_sampling=recipe.subword_sampling,
-            copies=recipe.copies,
-        )
+        prepare(recipe.corpus, folder, tokenizer=known, **text_settings(recipe))
     ready = Prepared.load(folder, verify=True)
     _check_prepared(recipe, ready, folder)
     if binds and own.read_bytes() != ready.tokenizer.model:
@@ -178,17 +168,7 @@ def _check_prepared(recipe: Recipe, ready: Prepared, folder: Path) -> None:
         ValueError: What the folder has and what the recipe says.
     """
     there = ready.data["settings"]
-    names = (
-        "vocab_size",
-        "model_type",
-        "max_length",
-        "max_words",
-        "max_pairs",
-        "subword_sampling",
-        "copies",
-    )
-    for name in names:
-        wanted = getattr(recipe, name)
+    for name, wanted in text_settings(recipe).items():
         if there.get(name) != wanted and not (
             name == "model_type" and "tokenizer" in there
         ):
