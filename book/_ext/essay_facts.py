@@ -8,6 +8,8 @@ import re
 from functools import cache, cached_property
 from pathlib import Path
 
+from transformer_lib.hello import softmax
+
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "transformer_lib" / "evidence"
 RECORDS = ("sentence", "essay", "attention-heads")
@@ -26,11 +28,6 @@ def signed(value: float, digits: int = 2) -> str:
 
 def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
-
-
-def softmax(scores: list[float]) -> list[float]:
-    powers = [math.exp(score - max(scores)) for score in scores]
-    return [power / sum(powers) for power in powers]
 
 
 # --- what is shown --------------------------------------------------------------------

@@ -12,7 +12,9 @@ import re
 from functools import cache
 from itertools import pairwise
 
-from essay_facts import Facts, facts, owned, percent, signed, softmax
+from essay_facts import Facts, facts, owned, percent, signed
+
+from transformer_lib.hello import softmax
 
 SHOWN = 32  # numbers of a vector that are drawn
 WRITTEN = 4  # products of a score that are written out
