@@ -10,6 +10,7 @@ wrong in a page (errors of scripts, files that are missing) is printed.
 """
 
 import argparse
+import contextlib
 import functools
 import http.server
 import sys
@@ -28,6 +29,17 @@ HEIGHT = "() => document.documentElement.scrollHeight"
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass
+
+
+@contextlib.contextmanager
+def served(folder: Path):
+    """The address of a server of this folder, on this machine, while it is used."""
+    handler = functools.partial(Quiet, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
 
 
 def pictures(page, address: str, target: Path, whole: bool) -> list[Path]:
@@ -66,11 +78,8 @@ def look(names: list[str], widths: list[int], themes: list[str], folder: Path) -
         if not file.exists():
             sys.exit(f"There is no page {name!r} in the built book; make book first.")
     folder.mkdir(parents=True, exist_ok=True)
-    handler = functools.partial(Quiet, directory=str(HTML))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    site, written = f"http://127.0.0.1:{server.server_port}", []
-    with sync_playwright() as playwright:
+    written = []
+    with served(HTML) as site, sync_playwright() as playwright:
         browser = found.launch(playwright)
         for theme in themes:
             for width in widths:
@@ -90,8 +99,6 @@ def look(names: list[str], widths: list[int], themes: list[str], folder: Path) -
                     page.set_viewport_size({"width": width, "height": 900})
                 context.close()
         browser.close()
-    server.shutdown()
-    server.server_close()
     return written
 
 
