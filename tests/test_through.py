@@ -244,7 +244,7 @@ def test_nothing_is_loaded_before_the_click(browser, address):
 def test_from_a_probability_down_to_an_embedding(person, trace):
     """Press the first number of each sum until there is none: that is the bottom."""
     page = person.page
-    person.go("German out", "next piece")
+    person.go("German out", "next token")
     person.strip.first.click()
     piece = trace[1]["vocabulary"][int(trace[0].logits[0].argmax())]
     assert f"→ “{piece.removeprefix('▁')}”" in person.title
@@ -305,7 +305,7 @@ def test_by_keyboard(person):
 def test_heads_and_pieces(person, trace):
     page, layer = person.page, trace[0].numbers
     person.go("Decoder layer 1", "weights")
-    for row, piece in ((0, "piece 1: "), (2, "piece 3: ")):
+    for row, piece in ((0, "token 1: "), (2, "token 3: ")):
         page.get_by_role("button", name=re.compile(f"^{piece}")).click()
         for head in (0, 1):
             page.get_by_role("button", name=f"head {head + 1}", exact=True).click()
@@ -326,7 +326,7 @@ def test_narrow_light_and_dark(person, axe, theme):
     for part, step in (
         ("English in", "word + position"),
         ("Decoder layer 2", "source weights"),
-        ("German out", "next piece"),
+        ("German out", "next token"),
     ):
         person.go(part, step)
         person.strip.first.click()

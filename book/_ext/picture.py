@@ -16,8 +16,8 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 VOCABULARY = 41_100  # gives the counts of Table 3, as chapter 07 works out
-SENTENCE = "The cat is sleeping on the bed."
-REFERENCE = "Die Katze schläft auf dem Bett."
+SENTENCE = "The old man sold his house."
+REFERENCE = "Der alte Mann hat sein Haus verkauft."
 WIDTH, BOX, EDGE = 300, 276, 8  # the columns touch where their edges end
 LINES = "<div></div>" * 28  # for the reader's pen
 MIDDLE, GAP = WIDTH / 2, 20
@@ -246,7 +246,7 @@ def encoder(known) -> Column:
     c, shapes = known["config"], known["shapes"]
     column = Column(
         "encoder",
-        "Read from below: the sentence is cut into pieces, each becomes a vector with "
+        "Read from below: the sentence is cut into tokens, each becomes a vector with "
         f"its place in it, and passes {c.num_layers} layers of self-attention and "
         "feed-forward; what comes out is the memory. Above it: the sum of the "
         "parameters, and training.",
@@ -256,7 +256,7 @@ def encoder(known) -> Column:
     column.box(
         "n",
         "09_tokenizer",
-        "Pieces of words",
+        "Tokens",
         known["pieces"],
         f"with </s> at the end; ids: {shape(known['src'])}",
     )
@@ -330,7 +330,7 @@ def decoder(known) -> Column:
     column.box(
         "n",
         "09_tokenizer",
-        "Pieces, one place later",
+        "Tokens, one place later",
         "place t sees what came before t",
         f"with <s> in front; ids: {shape(known['tgt'])}",
     )
@@ -383,7 +383,8 @@ def decoder(known) -> Column:
         "n",
         "15_evaluation",
         f"BLEU {known['bleu']:.1f}",
-        f"against: {REFERENCE}",
+        "against another right translation:",
+        REFERENCE,
         arrow=False,
     )
     return column

@@ -115,7 +115,7 @@ class Trace:
         )
 
     def _attention(self, way, part, rows, x, keys, of, causal=False):
-        """Queries, keys, values, scores, weights, blends, and their mixture."""
+        """Queries, keys, values, scores, weights, averages, and all heads mixed."""
         module = self.model.get_submodule(way)
         heads, where = module.num_heads, {"part": part, "rows": rows}
         kind = "source " if keys != x else ""
@@ -146,7 +146,7 @@ class Trace:
         z = self._step(
             f"{way}.blend",
             self.seen[f"{way}.w_o"][0],
-            f"{kind}blend",
+            f"{kind}average",
             "blend",
             weights=w,
             v=v,
@@ -236,7 +236,7 @@ class Trace:
         self._step(
             "probabilities",
             self.logits.softmax(-1),
-            "next piece",
+            "next token",
             "softmax",
             x="logits",
             causal=False,

@@ -153,12 +153,12 @@ export class Model {
 // --- the figure -------------------------------------------------------------------------
 
 const WHAT = {
-  embed: "Each piece's row of the learned table, times √d, plus the numbers of its position.",
+  embed: "Each token's row of the learned table, times √d, plus the numbers of its position.",
   linear: "Each number is a sum over all numbers of the step before, each times a learned one.",
   score: "A query times a key, number by number, added up and divided by √d_k.",
-  softmax: "e to the power of each score, as a share of their sum.",
-  blend: "The values of the words, each times its weight.",
-  add: "What the sublayer found is added to what came in: the residual connection.",
+  softmax: "e to the power of each score, divided by the sum of all.",
+  blend: "The weighted average of the values.",
+  add: "The sublayer's result is added to what came in: the residual connection.",
   norm: "The mean is taken off and the spread divided out; then a learned gain and bias.",
 };
 const SHOWN = 12; // terms of a sum before one asks for more
@@ -171,6 +171,21 @@ const written = x => {
   return text.replace("-", "−");
 };
 
+// --- the map ----------------------------------------------------------------------------
+
+// The box of the map that a step lies in.
+function boxOf(model, name) {
+  if (!name.includes(".layers.")) return { "encoder.in": "src-in", "decoder.in": "tgt-in" }[name] ?? "out";
+  const side = name.startsWith("encoder") ? "enc" : "dec", last = side === "enc" ? 2 : 3;
+  if (/self_attention|residual_1/.test(name)) return side === "enc" ? "enc-attention" : "dec-self";
+  return name.includes("cross_attention") || (last === 3 && name.includes("residual_2")) ? "dec-across" : `${side}-feed`;
+}
+
+function light(...lit) {
+  for (const box of document.querySelectorAll(".tour-map [data-box]"))
+    box.classList.toggle("lit", lit.includes(box.dataset.box));
+}
+
 export function show(box, model) {
   const parts = [...new Set(model.steps.map(step => step.part))];
   const state = { at: 0, row: { source: model.start.source, target: model.start.target }, head: model.head, path: [] };
@@ -180,7 +195,7 @@ export function show(box, model) {
   const next = make("button", { type: "button", click: () => go(state.at + 1) }, "next ›");
   const count = make("span", { class: "through-count" });
   const steps = make("div", { class: "through-bar", role: "group", "aria-label": "Steps of this part" });
-  const words = make("div", { class: "through-bar", role: "group", "aria-label": "Pieces" });
+  const words = make("div", { class: "through-bar", role: "group", "aria-label": "Tokens" });
   const heads = make("div", { class: "through-bar", role: "group", "aria-label": "Heads" });
   const told = make("p", { class: "through-told", "aria-live": "polite" });
   const strip = make("div", { class: "through-strip", role: "group" });
@@ -229,7 +244,7 @@ export function show(box, model) {
       state.row[rows] = i;
       state.path = [];
       draw();
-    }, `piece ${i + 1}: ${piece}`)));
+    }, `token ${i + 1}: ${piece}`)));
     heads.replaceChildren(...Array.from({ length: all ?? 0 }, (_, h) => press(`${h + 1}`, h === state.head, () => {
       state.head = h;
       state.path = [];
@@ -239,7 +254,7 @@ export function show(box, model) {
     const piece = model.piece(rows, state.row[rows]), found = cells(), shape = model.shape(name);
     const row = state.row[rows], known = kind === "embed" ? ` “${piece}” has the id ${model.ids[rows][row]}: its row in the table.` : "";
     const whole = kind === "linear" && step().relu ? `${WHAT.linear} Below zero it becomes zero. The largest come first.` : WHAT[kind] + known;
-    told.textContent = `${whole} ${columns ? `A bar is for one ${columns === "vocabulary" ? "piece that could come next" : "piece looked at"}`
+    told.textContent = `${whole} ${columns ? `A bar is for one ${columns === "vocabulary" ? "token that could come next" : "token looked at"}`
       : `${found.length} numbers of “${piece}”`}; press one to see its sum.`;
     now.textContent = "";
     strip.setAttribute("aria-label", `${title} of “${piece}”, shape ${shape.join(" × ")}`);
@@ -291,6 +306,7 @@ export function show(box, model) {
 
   function tell(all = false) {
     panel.replaceChildren();
+    light(boxOf(model, state.path.at(-1)?.name ?? step().name));
     if (!state.path.length) return;
     const { name, at } = state.path.at(-1), found = model.sum(name, at), value = model.number(name, ...at);
     const way = make("p", { class: "through-way" }, ...state.path.slice(0, -1).flatMap((one, i) =>
@@ -348,8 +364,18 @@ export function show(box, model) {
     open(state.path.slice(0, -1));
     panel.querySelector("h4").focus();
   });
+  // A chain of numbers, the first of which is a number of the strip.
+  function enter(path) {
+    const { name, at } = path[0];
+    state.at = model.steps.findIndex(one => one.name === name);
+    state.row[step().rows] = at.at(-2);
+    if (at.length > 2) state.head = at[0];
+    draw();
+    open(path);
+  }
+
   draw();
-  return { go, open, state };
+  return { go, open, enter, state };
 }
 
 // --- in the page ------------------------------------------------------------------------
@@ -360,21 +386,46 @@ if (box) {
   const { version, megabytes } = box.dataset, place = name => new URL(`${name}/`, import.meta.url).href;
   const status = make("p", { class: "through-told", role: "status" },
     `It loads ${megabytes} MB: the model's learned numbers, and what they make of the sentence.`);
-  const start = make("button", { type: "button", class: "through-go", click: async () => {
+  let figure = null;
+  async function begin() {
     let going = (start.disabled = true);
     try {
       const model = await Model.load(place("through-the-model"), version, bytes => {
         if (going) status.textContent = `Loading: ${Math.min(megabytes, Math.floor(bytes / 1e6))} of ${megabytes} MB …`;
       });
       const stage = make("div", { class: "through-stage" });
-      show(stage, model);
+      figure = show(stage, model);
       box.replaceChildren(stage);
       stage.querySelector("select").focus();
     } catch (error) {
       status.textContent = error.message;
       going = start.disabled = false;
     }
-  } }, "Open every number");
+  }
+  const start = make("button", { type: "button", class: "through-go", click: begin }, "Open every number");
   box.querySelector("p")?.remove(); // what is said where no scripts run
   box.append(start, status);
+
+  // A stop of the tour opens its number here; the map is lit where the reader is.
+  for (const button of document.querySelectorAll("[data-open]")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      box.scrollIntoView({ block: "start" });
+      if (!figure && !start.disabled) await begin();
+      if (!figure) return;
+      figure.enter(JSON.parse(button.dataset.open).map(([name, at]) => ({ name, at })));
+      box.querySelector(".through-sum h4").focus();
+    });
+  }
+  const map = document.querySelector(".tour-map"), seen = new Map();
+  const stops = JSON.parse(map?.dataset.stops ?? "{}");
+  const watch = new IntersectionObserver(entries => {
+    for (const entry of entries) seen.set(entry.target.id, entry.isIntersecting);
+    const now = Object.keys(stops).find(id => seen.get(id));
+    if (now) light(...stops[now]);
+  }, { rootMargin: "-25% 0px -45% 0px" });
+  for (const id of Object.keys(stops)) {
+    const section = document.getElementById(id);
+    if (section) watch.observe(section);
+  }
 }
