@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from figures import OVERFLOW, check_figure, contents, figure_in, html_of, said, 
 from test_scale import run_cells
 
 from transformer_lib.attention import scaled_dot_product_attention
+from transformer_lib.figures import frame
 from transformer_lib.figures.attention import plot_matrix, softmax_figure
 from transformer_lib.figures.decoder import masks_figure
 from transformer_lib.figures.encoder import plot_layer
-from transformer_lib.figures.frame import InteractiveFigure
+from transformer_lib.figures.frame import COLORS, DARK, InteractiveFigure, cells, show
 from transformer_lib.figures.hello import pieces_of, read_sentence
 from transformer_lib.figures.multihead import heads_figure, plot_heads
 from transformer_lib.figures.positions import positions_figure
@@ -24,6 +26,9 @@ from transformer_lib.looking_inside import look
 from transformer_lib.multihead import MultiHeadAttention
 from transformer_lib.positions import sinusoidal_positions
 from transformer_lib.runs import load_pretrained
+
+ROOT = Path(__file__).parents[1]
+NOTHING = "Nothing is to be seen in it."
 
 # --- the heat map ---------------------------------------------------------------------
 
@@ -52,7 +57,162 @@ def test_plot_matrix(tmp_path):
         plot_matrix(weights, ["a"])
 
 
-# --- figures that answer --------------------------------------------------------------
+# --- drawings -------------------------------------------------------------------------
+
+MATH = r"variance of $q \cdot k$ and $d_k$"
+
+
+def variance(narrow):
+    """A chart with what charts have: lines, marks, a band, a legend, a formula."""
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots()
+    ax.plot([1, 10, 100], [1, 10, 1000], "o-", color=COLORS["query"], label="q & k")
+    ax.fill_between([1, 100], 1, 2, color=COLORS["value"], alpha=0.2)
+    ax.axhline(1, color="black")
+    ax.set(xscale="log", ylim=(0, 20), title="narrow" if narrow else "wide")
+    ax.set_ylabel(MATH)
+    ax.legend()
+    return fig
+
+
+def test_colors_are_the_pages():
+    style = (ROOT / "book/_static/book.css").read_text("utf-8")
+    light, dark = re.findall(
+        r"^(?::root|html\[data-theme=\"dark\"\]) \{(.*?)^\}", style, re.M | re.S
+    )[:2]
+    for page, ours in ((light, COLORS), (dark, DARK)):
+        theirs = dict(re.findall(r"--(\w+): (#\w{6});", page))
+        assert {name: theirs[name] for name in DARK} == {
+            name: ours[name] for name in DARK
+        }
+
+
+def test_drawing_is_of_text_and_names_of_colors():
+    import matplotlib.pyplot as plt
+
+    page = html_of(
+        show(variance, "A line that rises, and a band below it.", narrow=(3.4, 3))
+    )
+    assert 'aria-label="A line that rises, and a band below it."' in page
+    assert page.count("<svg") == 2 and 'viewBox="0 0 680 340"' in page
+    assert 'viewBox="0 0 340 300"' in page and " id=" not in page
+    assert "url(" not in page and "<image" not in page and "://" not in page
+    inside = page.split("</style>")[1]
+    assert set(re.findall("#[0-9a-f]{6}", inside)) <= set(COLORS.values())
+    assert "var(--query, #b8174f)" in inside and "fill-opacity:0.2" in inside
+    assert ">wide<" in inside and ">narrow<" in inside and "q &amp; k<" in inside
+    words = re.sub(
+        "<[^>]*>", "", re.search(r"<text[^>]*>(variance.*?)</text>", inside)[1]
+    )
+    assert words.replace("\u200b", "") == "variance of q · k and dk"
+    places = [float(x) for x in re.findall(r'd="M([\d.-]+)', inside)]
+    assert min(places) >= 0 and max(places) <= 680  # what is beyond the axes is cut off
+    assert not plt.get_fignums()
+
+
+def test_drawing_refuses_what_cannot_follow_the_page(monkeypatch):
+    import matplotlib.pyplot as plt
+
+    def image(narrow):
+        return plt.subplots()[1].imshow([[1, 2]])
+
+    def fraction(narrow):
+        return plt.figure().text(0, 0, r"$\frac{1}{2}$")
+
+    said = "What it would show, in words."
+    with pytest.raises(ValueError, match="draw a matrix with `cells`"):
+        show(image, said)
+    with pytest.raises(ValueError, match="frac"):
+        show(fraction, said)
+    with pytest.raises(ValueError, match="say what is to be seen"):
+        show(variance, "a figure")
+    monkeypatch.setattr(frame, "_MOST", 1000)
+    with pytest.raises(ValueError, match="1 are allowed"):
+        show(variance, said)
+    plt.close("all")
+
+
+def test_cells_are_as_strong_as_their_numbers():
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import to_hex
+
+    def drawn(matrix, **given):
+        _, ax = plt.subplots()
+        most = cells(ax, matrix, **given)
+        found = {}
+        for patch in ax.patches:
+            color = patch.get_facecolor()
+            for corners in patch.get_path().to_polygons():
+                x, y = corners[:-1].mean(0).round().astype(int)
+                found[y, x] = to_hex(color[:3]), color[3]
+        plt.close("all")
+        return most, found
+
+    most, found = drawn([[1, 0, 0.5], [np.nan, 0.25, 0.1]])
+    assert most == 1 and set(found) == {(0, 0), (0, 2), (1, 1), (1, 2)}
+    assert {color for color, _ in found.values()} == {COLORS["weight"]}
+    assert [found[at][1] for at in sorted(found)] == [1, 0.5, 0.25, 0.1]
+    most, found = drawn([[-2, 1]], most=4, strength=0.5)
+    assert most == 4
+    assert found == {
+        (0, 0): (COLORS["negative"], 0.25),
+        (0, 1): (COLORS["positive"], 0.125),
+    }
+
+
+def test_drawing_follows_the_page(browser, tmp_path):
+    figure = show(variance, "A line that rises, and a band below it.")
+    for theme, width, wide in (("light", 900, True), ("dark", 390, False)):
+        with shown(browser, tmp_path, figure, figure, theme=theme, width=width) as page:
+            assert page.evaluate(OVERFLOW) <= 0
+            (seen, _) = page.locator("svg:visible").all()
+            assert ("wide" in seen.get_attribute("class")) == wide
+            size = seen.locator("text").evaluate_all(
+                "all => Math.min(...all.map(t => t.ownerSVGElement.getScreenCTM().a"
+                " * parseFloat(getComputedStyle(t).fontSize)))"
+            )
+            assert size >= 13
+            color, title = seen.evaluate("""svg => [
+                svg.querySelector('path[style*="--query"]'),
+                [...svg.querySelectorAll("text")].find(
+                    t => /wide|narrow/.test(t.textContent)),
+            ].map((e, i) => getComputedStyle(e)[i ? "fill" : "stroke"])""")
+            assert color == ("rgb(184, 23, 79)" if wide else "rgb(255, 143, 171)")
+            assert title == ("rgb(34, 40, 50)" if wide else "rgb(206, 214, 221)")
+
+
+def walker(steps=4, **more):
+    """A figure to step through: a dot that moves."""
+    control = {"label": "step", "values": list(range(steps)), "start": 0, "steps": True}
+    picture = """return {html: `<p data-say="Dot." data-move="dot" style="margin-left:`
+      + `${20 * state.step}px">${tools.narrow ? "narrow" : "wide"}</p>`
+      + "<b data-say='Other.'>x</b>", words: `Step ${state.step}.`};"""
+    controls = {"step": control | {"play": True, "pace": 60} | more}
+    return InteractiveFigure("A walk", None, controls, picture, variance, NOTHING * 2)
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_figure_plays(browser, tmp_path, motion):
+    figure = walker()
+    with shown(browser, tmp_path, figure, width=900, reduced_motion=motion) as page:
+        play = page.get_by_role("button", name="play")
+        play.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.querySelector('input').value == '3'")
+        assert said(page) == "Step 3." and play.inner_text() == "play"
+        play.click()  # from the beginning
+        page.wait_for_function("document.querySelector('input').value == '1'")
+        running = page.evaluate("document.getAnimations().length")
+        assert (running > 0) == (motion == "no-preference")
+        page.get_by_role("button", name="next").click()  # stops it
+        assert play.inner_text() == "play"
+        assert page.locator(".stage p").inner_text() == "wide"
+        page.set_viewport_size({"width": 390, "height": 700})
+        page.locator(".stage p", has_text="narrow").wait_for()
+
+
+# --- figures to touch -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +337,7 @@ def test_figures_run_when_put_in_later(browser, softmax_view, tmp_path):
     import matplotlib.pyplot as plt
 
     picture = "return {html: `<b data-say='Seen.'>x</b>`, words: `Rest ${data}.`}"
-    other = InteractiveFigure("other", 7, {}, picture, plt.figure(), "nothing")
+    other = InteractiveFigure("other", 7, {}, picture, plt.figure(), NOTHING)
     put = """html => {
       document.body.innerHTML = html;
       for (const old of document.querySelectorAll("script")) {
@@ -199,13 +359,13 @@ def test_figures_run_when_put_in_later(browser, softmax_view, tmp_path):
 def test_figure_escapes_and_refuses():
     import matplotlib.pyplot as plt
 
-    odd = "</script><b>\"&'"
+    odd = "</script><b>\"&'" * 2
     figure = InteractiveFigure(odd, [odd], {}, "return {}", plt.figure(), odd)
     assert contents(figure)["data"] == [odd]
     assert html_of(figure).count("</script>") == 1
     assert "<b>" not in html_of(figure)
-    with pytest.raises(ValueError, match="60 are allowed"):
-        InteractiveFigure("x", "x" * 60_000, {}, "", plt.figure(), "")
+    with pytest.raises(ValueError, match="90 are allowed"):
+        InteractiveFigure("x", "x" * 90_000, {}, "", plt.figure(), NOTHING)
     assert not plt.get_fignums()  # none is left open
 
 

@@ -80,7 +80,10 @@ def test_there_are_chapters():
     assert all(re.fullmatch(r"\d\d_[a-z_]+", path.stem) for path in PATHS)
     assert len({number(path) for path in chapters}) == len(chapters)
     hoods = {path.name for path in PATHS} - {path.name for path in chapters}
-    assert hoods == {"00_house.ipynb"}  # of all chapters; each other hood is of one
+    assert hoods == {
+        "00_figures.ipynb",
+        "00_house.ipynb",
+    }  # of all chapters; each other hood is of one
 
 
 @each_chapter
@@ -157,19 +160,27 @@ def test_tags_and_metadata(path):
 
 @cache
 def to_touch():
-    """What a line begins with that shows an interactive figure, as a pattern."""
+    """What a line begins with that shows a drawing or an interactive figure."""
     makers = {r"\w+_figure"}
     for path in sorted((ROOT / "transformer_lib/figures").glob("*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef) and "_repr_html_" in ast.unparse(node):
                 makers.add(node.name)
+            if isinstance(node, ast.FunctionDef) and re.match("show(_|$)", node.name):
+                makers.add(node.name)
     return re.compile(rf"^(?:{'|'.join(sorted(makers))})\(", re.M)
 
 
 def test_interactive_figures_are_known_by_their_names():
-    lines = ["cost_figure()", "AttentionView(shown)", "InteractiveFigure(\n    1)"]
+    lines = [
+        "cost_figure()",
+        "AttentionView(shown)",
+        "InteractiveFigure(\n    1)",
+        "show(draw, 1)",
+    ]
     assert all(to_touch().search(f"x = 1\n{line}") for line in lines)
     assert not to_touch().search("def cost_figure():\n    cost_figure()")
+    assert not to_touch().search("show_scores(1)")  # prints: not one of figures'
 
 
 @each_chapter

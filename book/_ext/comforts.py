@@ -49,7 +49,7 @@ def number_equations(app, doctree):
 def number_figures(app, doctree):
     """What cells drew is Figure 2.1, 2.2, ...; each has an address.
 
-    Pictures and interactive figures are counted together.
+    Pictures, drawings and interactive figures are counted together.
 
     What to see in it is said by the cell's metadata: `mystnb: {caption: ...}`.
     """
@@ -75,7 +75,7 @@ def is_drawn(part) -> bool:
     """Whether a part of a cell's output is a picture or an interactive figure."""
     if list(part.findall(nodes.image)):
         return True
-    begins = re.compile('class="(interactive-figure|attention-view)"')
+    begins = re.compile('class="(drawn |interactive-figure|attention-view)')
     return any(begins.search(raw.astext()[:400]) for raw in part.findall(nodes.raw))
 
 

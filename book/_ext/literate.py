@@ -23,7 +23,7 @@ import transformer_lib
 
 DIRECTIVE = re.compile(r"^\s*#\s*(\||@title\b).*$")
 TITLE = re.compile(r"(?m)^#\s*@title\s+(.+)$")
-DRAWS = re.compile(r"plt\.show\(|^(InteractiveFigure|\w+_figure)\(", re.MULTILINE)
+DRAWS = re.compile(r"plt\.show\(|^(show|InteractiveFigure|\w+_figure)\(", re.MULTILINE)
 CHAPTERS = "notebooks"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .frame import InteractiveFigure
+from .frame import InteractiveFigure, cells
 
 
 def plot_matrix(
@@ -30,7 +30,8 @@ def plot_matrix(
     decimals: int = 2,
     vmin: float | None = None,
     vmax: float | None = None,
-    cmap: str = "Blues",
+    color: str = "weight",
+    cmap: str | None = None,
     write: bool | None = None,
     colorbar_label: str | None = None,
 ):
@@ -46,12 +47,13 @@ def plot_matrix(
         row_name: What the rows are, written along the vertical axis.
         column_name: What the columns are, written along the horizontal axis.
         decimals: Digits after the point for the numbers in the cells.
-        vmin: Value of the palest color; the smallest finite value if not given.
-        vmax: Value of the darkest color; the largest finite value if not given.
-        cmap: Name of a Matplotlib color map; take "RdBu_r" with vmin = -vmax
-            for values of both signs.
+        vmin: Value without color; 0 if not given. Below 0, the matrix is one of signed
+            numbers: 0 has no color, and the two signs have the two signs' colors.
+        vmax: Value of the full color; the largest finite size if not given.
+        color: Name in `COLORS` of the color of what is not signed.
+        cmap: Without effect.
         write: Whether to write the values; if not given, up to 10 by 10 cells.
-        colorbar_label: Adds a color bar with this label.
+        colorbar_label: Written below, with the value of the full color.
 
     Returns:
         The Matplotlib Axes.
@@ -66,24 +68,17 @@ def plot_matrix(
     if ax is None:
         size = (1.4 + min(0.62 * columns, 5), 1.0 + min(0.5 * rows, 4.5))
         _, ax = plt.subplots(figsize=size)
-    if values.dtype == bool:
-        vmin, vmax = -0.1, 1.4  # True in a middle blue
-    elif np.isfinite(values).any():
-        finite = values[np.isfinite(values)]
-        vmin = finite.min() if vmin is None else vmin
-        vmax = finite.max() if vmax is None else vmax
-    image = ax.imshow(
-        values.astype(float), cmap=cmap, vmin=vmin, vmax=vmax, aspect="auto"
-    )
-    if write or (write is None and max(rows, columns) <= 10):
-        _write_values(ax, values, image, decimals)
-        ax.set_xticks(np.arange(0.5, columns - 1), minor=True)  # white lines
-        ax.set_yticks(np.arange(0.5, rows - 1), minor=True)  # between the cells
-        ax.grid(which="minor", color="white", linewidth=1.5)
+    write = max(rows, columns) <= 10 if write is None else write
+    least = min(vmin or 0, 0)  # of signed numbers 0 has no color
+    base = 0 if least < 0 else vmin or 0
+    most = None if vmax is None else max(vmax - base, -least)
+    most = cells(ax, values - base, color, most, strength=0.45 if write else 1.0)
+    if write:
+        _write_values(ax, values, decimals)
     _label_matrix(ax, row_labels, column_labels, row_name, column_name)
     ax.set_title(title)
     if colorbar_label:
-        ax.figure.colorbar(image, ax=ax, label=colorbar_label)
+        ax.set_xlabel(f"{colorbar_label}; full color: {most + base:.2g}")
     return ax
 
 
@@ -104,7 +99,7 @@ def plot_lookup(query, keys, weights, labels: list[str], word: str):
 
     query, keys = np.asarray(query), np.asarray(keys)
     products = keys * query / math.sqrt(len(query))  # (S, K)
-    plot = partial(plot_matrix, cmap="RdBu_r", write=False)
+    plot = partial(plot_matrix, write=False)
     fig, axes = plt.subplots(
         2,
         2,
@@ -154,18 +149,15 @@ def _as_matrix(matrix, row_labels=None, column_labels=None) -> np.ndarray:
     return values
 
 
-def _write_values(ax, values: np.ndarray, image, decimals: int) -> None:
-    """Write each cell's value into it, white on dark cells and black on pale ones."""
+def _write_values(ax, values: np.ndarray, decimals: int) -> None:
+    """Write each cell's value into it."""
     whole = np.issubdtype(values.dtype, np.integer)
     for (i, j), value in np.ndenumerate(values):
-        red, green, blue, _ = image.cmap(image.norm(float(value)))
-        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
         if values.dtype == bool:
             text = "✓" if value else ""
         else:
             text = f"{value:.{0 if whole else decimals}f}"
-        color = "white" if dark and np.isfinite(value) else "black"
-        ax.text(j, i, text, ha="center", va="center", color=color)
+        ax.text(j, i, text, ha="center", va="center")
 
 
 def _label_matrix(ax, row_labels, column_labels, row_name, column_name) -> None:

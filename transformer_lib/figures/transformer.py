@@ -10,6 +10,8 @@ __all__ = ['plot_transformer', 'plot_next', 'plot_through']
 # %% ../../notebooks/under_the_hood/07_transformer.ipynb #1e67b58d
 from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
 
+from .frame import cells
+
 # %% ../../notebooks/under_the_hood/07_transformer.ipynb #8694b04e
 _BLUE, _GREEN, _ORANGE, _GREY = "#CFE4F5", "#CDEBDF", "#FBE2C8", "#ECECEC"
 
@@ -149,11 +151,11 @@ def plot_next(read: list[str], steps: list[list], width: int = 3):
 
     shares = [[p for _, p in best[:width]] for best in steps]
     fig, ax = plt.subplots(figsize=(5.0, 0.7 + 0.36 * len(steps)))
-    ax.imshow(shares, cmap="Blues", vmin=0, vmax=2, aspect="auto")
+    cells(ax, shares, "decoder", 1.0, strength=0.45)
     for i, best in enumerate(steps):
         for j, (piece, p) in enumerate(best[:width]):
             name = "(end)" if piece == "</s>" else piece.replace("▁", "")
-            ax.text(j, i, f"{name}  {p:.2f}", ha="center", va="center", color="black")
+            ax.text(j, i, f"{name}  {p:.2f}", ha="center", va="center")
     ax.set_yticks(range(len(steps)), read)
     ax.set_xticks(range(width), ["likeliest", "second", "third"][:width])
     ax.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
@@ -180,14 +182,7 @@ def plot_through(vectors: list, word: str):
     for layer in range(1, (len(vectors) + 1) // 2):
         names += [f"{layer}: attention", f"{layer}: feed-forward"]
     fig, ax = plt.subplots(figsize=(6.2, 0.9 + 0.34 * len(vectors)))
-    ax.imshow(
-        vectors,
-        aspect="auto",
-        interpolation="nearest",
-        cmap="RdBu_r",
-        vmin=-2.5,
-        vmax=2.5,
-    )
+    cells(ax, vectors, most=2.5)
     ax.set_yticks(range(len(vectors)), names)
     ax.set(xticks=[], xlabel="the numbers of the word", ylabel="layer")
     ax.set_title(f"“{word}” on its way through the encoder")
