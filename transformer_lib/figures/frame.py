@@ -420,7 +420,7 @@ def cells(
     from matplotlib.path import Path
 
     values = np.asarray(matrix, dtype=float)
-    rows, columns = values.shape
+    rows, columns = values.shape[0], values.shape[1]
     sizes = np.where(np.isfinite(values), np.abs(values), 0)
     most = most or float(sizes.max()) or 1.0
     steps = 40 if values.size <= 1500 else 12
@@ -445,16 +445,16 @@ def cells(
                     (i - 0.5, j - 0.5, n) for j, n in blocks
                 )
             start += length
-    for level, blocks in sorted(runs.items()):
+    for level, bars in sorted(runs.items()):
         name = ("positive" if level > 0 else "negative") if signed else color
         corners = [
             (x + gap + u * (n - 2 * gap), y + gap + v * (1 - 2 * gap))
-            for y, x, n in blocks
+            for y, x, n in bars
             for u, v in square
         ]
         ax.add_patch(
             PathPatch(
-                Path(corners, codes * len(blocks)),
+                Path(corners, codes * len(bars)),
                 facecolor=COLORS[name],
                 alpha=strength * abs(level) / steps,
                 linewidth=0,
