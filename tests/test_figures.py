@@ -15,7 +15,7 @@ from test_scale import run_cells
 from transformer_lib.attention import scaled_dot_product_attention
 from transformer_lib.figures import frame
 from transformer_lib.figures.attention import plot_matrix, softmax_figure
-from transformer_lib.figures.decoder import masks_figure
+from transformer_lib.figures.decoder import masks_figure, writing_figure
 from transformer_lib.figures.encoder import plot_layer
 from transformer_lib.figures.frame import COLORS, DARK, InteractiveFigure, cells, show
 from transformer_lib.figures.hello import pieces_of, read_sentence
@@ -490,35 +490,35 @@ def test_figure_shows_the_table_and_follows_its_sliders(browser, tmp_path, theme
 
 # --- the figure of the masks ----------------------------------------------------------
 
-WORDS = "<s> die Katze schläft auf dem Bett".split()
-
 
 @pytest.fixture(scope="module")
 def masks_view():
-    return masks_figure(WORDS)
+    return masks_figure()
 
 
 def real_places(count, left):
-    return range(7 - count, 7) if left else range(count)
+    return range(8 - count, 8) if left else range(count)
 
 
 def test_masks_figure_holds_torch_s_numbers(masks_view):
     """Every setting, against torch's softmax over what may be seen."""
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 7, 8, generator=generator)
-    scores = query @ key.T / 8**0.5
+    head = read_sentence()["head"]
     held = contents(masks_view)["data"]["weights"]
     for count, left, causal, padding in itertools.product(
-        range(1, 8), (0, 1), (0, 1), (0, 1)
+        range(1, 9), (0, 1), (0, 1), (0, 1)
     ):
-        hidden = torch.zeros(7, 7, dtype=torch.bool)
+        real = list(real_places(count, left))
+        query, key = torch.zeros(2, 8, 32)
+        query[real] = torch.tensor(head["queries"])[:count]
+        key[real] = torch.tensor(head["keys"])[:count]
+        hidden = torch.zeros(8, 8, dtype=torch.bool)
         if causal:
-            hidden |= torch.ones(7, 7, dtype=torch.bool).triu(1)
+            hidden |= torch.ones(8, 8, dtype=torch.bool).triu(1)
         if padding:
-            seen = torch.tensor([i in real_places(count, left) for i in range(7)])
-            hidden |= ~seen
-        wanted = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0)
-        got = torch.tensor(held[count - 1][left][causal][padding]).view(7, 7) / 100
+            hidden |= ~torch.tensor([i in real for i in range(8)])
+        scores = (query @ key.T / 32**0.5).masked_fill(hidden, -torch.inf)
+        got = torch.tensor(held[count - 1][left][causal][padding]).view(8, 8) / 100
+        wanted = scores.softmax(-1).nan_to_num(0)
         torch.testing.assert_close(got, wanted, atol=0.0051, rtol=0)
 
 
@@ -532,12 +532,12 @@ def test_masks_figure_says_why(browser, masks_view, tmp_path):
         def check(count, left, causal, padding):
             real = real_places(count, left)
             weights = held[count - 1][left][causal][padding]
-            cells = page.locator(".grid [data-say]").evaluate_all(
-                "cells => cells.map(c => [c.className, c.textContent, c.dataset.say])"
+            cells = page.locator(".grid [data-say]:not(.row-name)").evaluate_all(
+                "all => all.map(c => [c.classList[1], c.textContent, c.dataset.say])"
             )
             allowed = 0
             for place, (kind, text, say) in enumerate(cells):
-                i, j = divmod(place, 7)
+                i, j = divmod(place, 8)
                 later, pad = causal and j > i, padding and j not in real
                 assert kind == ("no" if later or pad else "yes")
                 assert ("it comes later (causal mask)" in say) == bool(later)
@@ -549,25 +549,90 @@ def test_masks_figure_says_why(browser, masks_view, tmp_path):
                 wanted = f"{weights[place] / 100:.2f}"
                 assert text == (wanted.removeprefix("0") if kind == "yes" else "")
                 assert (f"Weight {wanted}" in say) == (kind == "yes")
-            assert f"{allowed} of 49 cells are allowed" in said(page)
-            rows = [cells[7 * i : 7 * i + 7] for i in range(7)]
+            assert f"{allowed} of 64 cells are visible" in said(page)
+            rows = [cells[8 * i : 8 * i + 8] for i in range(8)]
             empty = sum(all(cell[0] == "no" for cell in row) for row in rows)
             assert (f"In {empty} of the rows" in said(page)) == (empty > 0)
             return empty
 
-        assert check(5, 0, 1, 1) == 0
+        assert check(6, 0, 1, 1) == 0
         page.get_by_role("button", name="causal mask: on").click()
-        check(5, 0, 0, 1)
+        check(6, 0, 0, 1)
         page.get_by_role("button", name="padding mask: on").click()
-        check(5, 0, 0, 0)
+        check(6, 0, 0, 0)
         page.get_by_role("button", name="padding mask: off").click()
         page.get_by_role("button", name="causal mask: off").click()
         page.get_by_role("button", name="left").click()
-        assert check(5, 1, 1, 1) == 2
+        assert check(6, 1, 1, 1) == 2
         slider.focus()
-        for count in (4, 3, 2, 1):
+        for count in (5, 4, 3, 2, 1):
             page.keyboard.press("ArrowLeft")
-            assert check(count, 1, 1, 1) == 7 - count
+            assert check(count, 1, 1, 1) == 8 - count
+        row = page.locator(".row-name").nth(6)
+        row.hover()
+        count, total = re.search(r"may look at (\d) of (\d)", said(page)).groups()
+        assert (count, total) == ("0", "8") or "Most weight is at" in said(page)
+        lit = (
+            "cells => cells.map(c => getComputedStyle(c).outlineStyle)"
+            ".filter(style => style != 'none').length"
+        )
+        assert page.locator(".grid .r6").evaluate_all(lit) == 8
+        assert page.locator(".grid .r5").evaluate_all(lit) == 0
+
+
+# --- the decoder that writes ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def writing_view():
+    return writing_figure()
+
+
+def test_writing_figure_holds_the_record_s_numbers(writing_view):
+    record, data = read_sentence(), contents(writing_view)["data"]
+    across = record["across"]
+    table = record["attention"]["cross"][across["layer"] - 1][across["head"] - 1]
+    assert data["across"] == [[round(1000 * w) for w in row] for row in table]
+    back = np.mean(record["attention"]["decoder"][-1], axis=0)
+    assert np.allclose(data["inside"], 1000 * back, atol=0.51)
+    for row, wanted in zip(data["next"], record["next"], strict=True):
+        assert [p for _, p in row] == [round(1000 * p, 1) for _, p in wanted[:5]]
+    for n, row in enumerate(data["next"]):  # the first guess is what is written
+        assert row[0][0] == data["target"][n + 1]
+        assert sum(p for _, p in row) <= 1000
+    words = "".join(f" {w}" if w[0] != "-" else w[1:] for w in data["target"][1:-1])
+    assert words.replace(" .", ".").strip() == record["target"]["text"]
+
+
+def test_writing_figure_writes(browser, writing_view, tmp_path):
+    marks = [("path.across", "stroke"), ("path.inside", "stroke"), (".best", "fill")]
+    check_figure(browser, tmp_path, writing_view, marks)
+    data = contents(writing_view)["data"]
+    for width in (390, 900):
+        with shown(browser, tmp_path, writing_view, width=width) as page:
+            assert page.evaluate(OVERFLOW) <= 0
+            slider = page.get_by_role("slider")
+            slider.focus()
+            page.keyboard.press("Home")
+            for t in range(len(data["next"])):
+                assert (
+                    page.locator(".write:not(.last *)").all_text_contents()
+                    == (data["target"][: t + 1])
+                )
+                guesses = page.locator(".last text[data-say]").all_text_contents()
+                assert guesses == [word for word, _ in data["next"][t]]
+                assert f"last token is “{data['target'][t]}”" in said(page)
+                outside = page.locator("svg.writing text:visible").evaluate_all(
+                    "all => { const svg = all[0].ownerSVGElement;"
+                    " const box = svg.getBoundingClientRect();"
+                    " return all.map(t => t.getBoundingClientRect()).filter(t =>"
+                    " t.left < box.left - 1 || t.right > box.right + 1).length; }"
+                )
+                assert outside == 0
+                page.keyboard.press("ArrowRight")
+            assert "the translation is finished" in said(page)
+            assert page.locator(".write").all_text_contents() == data["target"]
+            assert page.get_by_role("button", name="next").is_disabled()
 
 
 # --- the drawings ---------------------------------------------------------------------

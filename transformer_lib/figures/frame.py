@@ -497,6 +497,7 @@ _TOUCH_STYLE = """
 .interactive-figure .column-name { writing-mode: vertical-rl; transform: rotate(180deg);
   justify-content: start; padding-top: .3rem; }
 .interactive-figure p { margin: .3rem 0; min-height: 2.8em; }
+@media (max-width: 30rem) { .interactive-figure legend { width: 4.6rem; } }
 @media (prefers-reduced-motion: reduce) {
   .interactive-figure * { animation: none !important; transition: none !important; } }
 """
@@ -510,9 +511,10 @@ const make = (tag, props, ...kids) => {
   return e;
 };
 const safe = text => String(text).replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
-const grid = (rows, columns, cell) => {
+const grid = (rows, columns, cell, about) => {
   const names = columns.map(c => `<span class="column-name">${safe(c)}</span>`);
-  const lines = rows.map((r, i) => `<span class="row-name">${safe(r)}</span>`
+  const say = i => about ? ` data-say="${safe(about(i))}"` : "";
+  const lines = rows.map((r, i) => `<span class="row-name"${say(i)}>${safe(r)}</span>`
     + columns.map((_, j) => cell(i, j)).join(""));
   const across = `auto repeat(${columns.length}, minmax(1.9rem, 1fr))`;
   return `<div class="grid" style="grid-template-columns:${across}"><span></span>`
@@ -704,7 +706,8 @@ class InteractiveFigure:
             "spoken" for their names), or neither: a switch. `state` holds the place in
             the list, or true or false.
         picture: JavaScript, the body of a function of `data`, `state` and `tools`
-            (`safe` escapes text, `grid` lays out cells, `width` is what there is in
+            (`safe` escapes text; `grid` lays out cells, and says "about" a row what it
+            is given for that; `width` is what there is in
             pixels, `narrow` whether that is less than 560); returns `html`, and in
             `words` what is said when nothing is pointed at; in `last` the end of a
             slider. With `drag`, a function of the place from (0, 0) to (1, 1) inside
