@@ -7,7 +7,7 @@ from built import CHAPTERS, HTML, Page, need_the_book
 
 need_the_book()
 
-TO_TOUCH = r'<div [^<>]*class="(?:interactive-figure|attention-view)"'
+TO_TOUCH = r'<div [^<>]*class="(?:drawn chart|interactive-figure|attention-view)"'
 
 
 @pytest.mark.parametrize("name", CHAPTERS)

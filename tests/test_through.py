@@ -379,6 +379,6 @@ def test_the_built_page_has_a_picture_and_its_numbers():
     if not (HTML / "book/through_the_model.html").exists():
         pytest.skip("the book is not built")
     page = (HTML / "book/through_the_model.html").read_text("utf-8")
-    assert re.search(r'class="through"[^>]*><img class="still"', page)
+    assert re.search(r'class="through"[^>]*><div class="drawn still"', page)
     for name in ("through.json", "through.bin"):
         assert (HTML / "_static/through-the-model" / name).exists()

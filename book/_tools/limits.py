@@ -39,8 +39,8 @@ MEASURE = """() => {
     copy.querySelectorAll(left).forEach(m => m.replaceWith(' x '));
     return copy.textContent.split(/\\s+/).filter(w => /[\\p{L}\\p{N}]/u.test(w)).length;
   };
-  const drawn = all('figure, .interactive-figure, .cell_output img, .attention-view')
-    .filter(before);
+  const shown = 'figure, .interactive-figure, .drawn, .attention-view, .cell_output img';
+  const drawn = all(shown).filter(before);
   return {screens: (until - from) / 800, words: told.reduce((n, e) => n + words(e), 0),
     folds: folds.length, behind: (last - until) / 800,
     figures: drawn.filter(e => !drawn.some(o => o !== e && o.contains(e))).length};

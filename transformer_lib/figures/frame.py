@@ -313,7 +313,7 @@ def _vector(figure, kind: str = "") -> str:
                 place += ' font-style="italic"'
             look = f"fill:{color}" + (f";opacity:{opacity:.3g}" if opacity < 1 else "")
             words = _rich(s) if ismath else html.escape(s.replace(r"\$", "$"))
-            parts.append(f'<text {place} style="{look}">{words}</text>')
+            parts.append(f'<text {place} style="{look}">{words}</text>\n')
 
     figure.draw(Vector())
     plt.close(figure)
