@@ -39,7 +39,7 @@ MEASURE = """() => {
     copy.querySelectorAll(left).forEach(m => m.replaceWith(' x '));
     return copy.textContent.split(/\\s+/).filter(w => /[\\p{L}\\p{N}]/u.test(w)).length;
   };
-  const shown = 'figure, .interactive-figure, .drawn, .attention-view, .cell_output img';
+  const shown = 'figure, .interactive-figure, .drawn, .attention-view, .output img';
   const drawn = all(shown).filter(before);
   return {screens: (until - from) / 800, words: told.reduce((n, e) => n + words(e), 0),
     folds: folds.length, behind: (last - until) / 800,
