@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 import torch.nn.functional as F
 from figures import OVERFLOW, check_figure, contents, figure_in, html_of, said, shown
@@ -14,11 +15,12 @@ from test_scale import run_cells
 
 from transformer_lib.attention import scaled_dot_product_attention
 from transformer_lib.figures import frame
+from transformer_lib.figures import multihead as figures_of_heads
 from transformer_lib.figures.attention import plot_matrix, softmax_figure
 from transformer_lib.figures.decoder import masks_figure, writing_figure
 from transformer_lib.figures.encoder import plot_layer
 from transformer_lib.figures.frame import COLORS, DARK, InteractiveFigure, cells, show
-from transformer_lib.figures.hello import pieces_of, read_sentence
+from transformer_lib.figures.hello import pieces_of, read_sentence, read_weights
 from transformer_lib.figures.multihead import heads_figure, plot_heads
 from transformer_lib.figures.positions import positions_figure
 from transformer_lib.figures.transformer import plot_transformer
@@ -374,18 +376,19 @@ def test_figure_escapes_and_refuses():
 
 @pytest.fixture(scope="module")
 def chapter_heads():
-    """What the cells of the chapter compute, run as they stand in it."""
-    names = {"math": math, "torch": torch, "MultiHeadAttention": MultiHeadAttention}
-    names["heads_figure"] = heads_figure
-    marks = "def trained_attention", "def read_by", "heads_figure(found)"
-    return run_cells("03_multihead", names, *marks)["found"]
+    """What the cells under the chapter's hood compute: words and weights."""
+    names = dict(vars(figures_of_heads)) | {"math": math, "torch": torch, "F": F}
+    names |= {"MultiHeadAttention": MultiHeadAttention, "record": read_sentence()}
+    names |= {"read_weights": read_weights, "sentencepiece": sentencepiece}
+    marks = "def trained_attention", "def read_by", 'label="sentence"'
+    return run_cells("under_the_hood/03_multihead", names, *marks)["found"]
 
 
 def test_heads_are_those_of_the_whole_model(chapter_heads):
     """The chapter's few lines give what the model of chapter 07 computes."""
     model, tokenizer, _ = load_pretrained("tatoeba-en-de")
     layer = read_sentence()["head"]["layer"]
-    for text, (labels, weights) in chapter_heads.items():
+    for text, (labels, _, weights) in chapter_heads.items():
         whole = look(model, tokenizer, text, "")
         assert labels == [piece.replace("▁", "") for piece in whole.source]
         wanted = whole.weights["encoder"][layer - 1][0]
@@ -396,14 +399,14 @@ def test_heads_do_what_the_chapter_says(chapter_heads):
     """The record's head links the words it is to link; shares are as counted here."""
     record = read_sentence()
     text = record["source"]["text"]
-    words, weights = chapter_heads[text]
+    words, _, weights = chapter_heads[text]
     for asks, found, weight in record["candidates"][text]["relations"]:
         row = weights[record["head"]["head"] - 1, words.index(asks)]
         assert words[int(row.argmax())] == found
         assert row.max().item() == pytest.approx(weight, abs=0.001)
     names = {"found": chapter_heads, "record": record, "torch": torch}
     names["chosen"] = record["head"]["layer"]
-    run_cells("03_multihead", names, "labels, weights = found[")
+    run_cells("under_the_hood/03_multihead", names, "labels, _, weights = found[")
     asking = range(len(words) - 1)
     for head, table in enumerate(weights.tolist()):
         counted = {
@@ -419,14 +422,15 @@ def test_heads_do_what_the_chapter_says(chapter_heads):
         assert rest == pytest.approx(1)
 
 
-def test_heads_figure_answers(browser, chapter_heads, tmp_path):
-    figure = heads_figure(chapter_heads)
+def test_heads_figure_shows_each_head(browser, chapter_heads, tmp_path):
+    notes = [[f"{t}.{h}" for h in range(8)] for t in range(2)]
+    figure = heads_figure(chapter_heads, "sentence", (2, 5), notes)
     check_figure(browser, tmp_path, figure)
     sentences = list(chapter_heads)
-    with shown(browser, tmp_path, figure) as page:
+    with shown(browser, tmp_path, figure, width=390, theme="dark") as page:
 
         def check(sentence, matrix):
-            words, _ = chapter_heads[sentence]
+            words, columns, _ = chapter_heads[sentence]
             matrix = matrix.double()
             cells = page.locator(".grid [data-say]")
             texts = [text and float("0" + text) for text in cells.all_inner_texts()]
@@ -434,28 +438,49 @@ def test_heads_figure_answers(browser, chapter_heads, tmp_path):
                 assert wanted < 0.0955 if got == "" else abs(got - wanted) < 0.0056
             spoken = cells.evaluate_all("cells => cells.map(c => c.dataset.say)")
             for i, query in enumerate(words):
-                for j, key in enumerate(words):
-                    words_here = spoken[i * len(words) + j]
+                for j, key in enumerate(columns):
+                    words_here = spoken[i * len(columns) + j]
                     assert f"“{query}” gives the key “{key}”" in words_here
                     value = float(words_here.rstrip(".").split()[-1])
                     assert abs(value - float(matrix[i, j])) < 1.1e-3
-            assert page.locator(".column-name").all_inner_texts() == words
+            assert page.locator(".column-name").all_inner_texts() == columns
 
-        first, second = (chapter_heads[sentence][1] for sentence in sentences)
-        check(sentences[0], first[0])
+        first, second = (chapter_heads[sentence][2] for sentence in sentences)
+        check(sentences[1], second[4])
+        assert said(page).endswith("1.4")
         page.get_by_role("button", name="head 3").click()
-        check(sentences[0], first[2])
-        page.get_by_role("button", name=sentences[1]).click()
         check(sentences[1], second[2])
+        page.get_by_role("button", name=sentences[0]).click()
+        check(sentences[0], first[2])
+        assert said(page).endswith("0.2")
         page.get_by_role("button", name="mean of the heads").focus()
         page.keyboard.press("Enter")
-        check(sentences[1], second.mean(dim=0))
-        assert said(page).startswith("Mean of the heads, the largest weight of each")
+        check(sentences[0], first.mean(dim=0))
+        assert ", mean of the heads, the largest weight of each query" in said(page)
+
+
+def test_ten_columns_fit_a_phone(browser, tmp_path):
+    """Queries of one sentence, keys of another, and nothing slides sideways."""
+    record = read_sentence()
+    rows, columns = pieces_of(record["target"]), pieces_of(record["source"])
+    weights = {kind: torch.tensor(of[-1]) for kind, of in record["attention"].items()}
+    tables = {
+        "decoder": (rows, rows, weights["decoder"]),
+        "cross": (rows, columns, weights["cross"]),
+    }
+    with shown(browser, tmp_path, heads_figure(tables, "use"), width=360) as page:
+        for name, keys in (("decoder", rows), ("cross", columns)):
+            page.get_by_role("button", name=name, exact=True).click()
+            stage = page.locator(".stage")
+            assert stage.evaluate("s => s.scrollWidth <= s.clientWidth")
+            assert page.locator(".column-name").all_inner_texts() == keys
+            assert page.locator(".row-name").all_inner_texts() == rows
 
 
 def test_heads_figure_refuses():
-    with pytest.raises(ValueError, match="3 words and weights of shape"):
-        heads_figure({"a b c": (["a", "b", "c"], torch.ones(2, 2, 2))})
+    words = ["a", "b", "c"]
+    with pytest.raises(ValueError, match="3 queries, 2 keys and weights of shape"):
+        heads_figure({"a b c": (words, words[:2], torch.ones(2, 2, 2))}, "sentence")
 
 
 # --- the figure with its sliders ------------------------------------------------------
@@ -656,7 +681,7 @@ def test_the_paper_s_figures_name_their_parts():
         return " ".join(texts)
 
     two = words(plot_heads())
-    for part in ("divide by", "mask", "softmax", "blend", "side by side", "$W^O$"):
+    for part in ("divide by", "mask", "softmax", "average", "side by side", "$W^O$"):
         assert part in two, part
     one = words(plot_transformer())
     for part in ("self-attention", "attention to memory", "feed-forward", "positions"):
