@@ -4,7 +4,7 @@ The front page follows one sentence, whose numbers are in sentence.json. This ad
 things, all translated with beam 4, as the library does:
 
 - "owned": the sentence with another thing owned, for which German changes *his*;
-- "orders": the same words in two orders, as the model reads them and with the
+- "orders": the same words in three orders, as the model reads them and with the
   positions of the English words set to zero;
 - "tried": sentences that are hard in different ways, picked from about thirty because
   the model of that day failed at them. Each has a rule, a regular expression that a
@@ -32,7 +32,11 @@ from transformer_lib.translator import Translator
 OUT = Path(__file__).resolve().parents[1] / "transformer_lib/evidence/essay.json"
 MODEL = "tatoeba-en-de"
 OWNED = ["house", "cat", "ring"]
-ORDERS = ["The old man sold his house.", "His house sold the old man."]
+ORDERS = [
+    "The old man sold his house.",
+    "His house sold the old man.",
+    "The old house sold his man.",  # two words exchanged, letter by letter: chapter 04
+]
 # English, why it is hard, what a right translation has, a right translation.
 TRIED = [
     (

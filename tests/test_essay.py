@@ -102,11 +102,14 @@ def test_what_is_said_of_heads(facts):
 
 
 def test_order_makes_another_sentence(record):
-    (first, second) = record["orders"]
+    (first, second, swapped) = record["orders"]
     words = [sorted(re.findall(r"\w+", row["text"].lower())) for row in (first, second)]
     assert words[0] == words[1]
     assert first["translation"] != second["translation"]
     assert first["without positions"] != first["translation"]
+    assert sorted(swapped["text"]) == sorted(first["text"])  # two words exchanged
+    assert swapped["translation"] != first["translation"]
+    assert swapped["without positions"] == first["without positions"]
 
 
 def test_the_decoder_hesitates_between_two_past_tenses(facts):

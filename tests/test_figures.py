@@ -22,7 +22,11 @@ from transformer_lib.figures.encoder import plot_layer
 from transformer_lib.figures.frame import COLORS, DARK, InteractiveFigure, cells, show
 from transformer_lib.figures.hello import pieces_of, read_sentence, read_weights
 from transformer_lib.figures.multihead import heads_figure, plot_heads
-from transformer_lib.figures.positions import positions_figure
+from transformer_lib.figures.positions import (
+    clocks_figure,
+    positions_figure,
+    show_swap,
+)
 from transformer_lib.figures.transformer import plot_transformer
 from transformer_lib.looking_inside import look
 from transformer_lib.multihead import MultiHeadAttention
@@ -483,19 +487,88 @@ def test_heads_figure_refuses():
         heads_figure({"a b c": (words, words[:2], torch.ones(2, 2, 2))}, "sentence")
 
 
-# --- the figure with its sliders ------------------------------------------------------
+# --- clocks and the table of positions ------------------------------------------------
+
+TOKENS = "The old man sold his house . (end)".split()
+HANDS = """figure => [...figure.querySelectorAll(".hand")].map(hand =>
+  ["--from", "--to"].map(name => parseFloat(hand.style.getPropertyValue(name))))"""
+
+
+@pytest.fixture(scope="module")
+def clocks():
+    return clocks_figure(TOKENS, d_model=256)
+
+
+def test_clocks_answer(browser, clocks, tmp_path):
+    check_figure(browser, tmp_path, clocks, [(".first", "stroke")])
+
+
+@pytest.mark.parametrize("width", [360, 900])
+def test_clock_hands_point_where_the_table_says(browser, clocks, tmp_path, width):
+    """Sine and cosine of each hand are two numbers of the model's table."""
+    table = sinusoidal_positions(len(TOKENS), 256)
+    with shown(browser, tmp_path, clocks, width=width) as page:
+        root = page.locator(".interactive-figure")
+
+        def check(position):
+            said = page.locator(".large").all()
+            assert len(said) == 5
+            for part, pair in zip(said, (0, 16, 32, 48, 64), strict=True):
+                sentence = part.get_attribute("data-say").replace("−", "-")
+                start = f"{TOKENS[position]}, position {position}, hand {pair + 1}: "
+                assert sentence.startswith(start)
+                _, sine, _, cosine = sentence.removesuffix(".").rsplit(" ", 3)
+                wanted = table[position, 2 * pair : 2 * pair + 2].tolist()
+                found = [float(sine.strip(",")), float(cosine)]
+                assert found == pytest.approx(wanted, abs=0.0051)
+
+        check(2)
+        slider = page.get_by_role("slider", name="position")
+        slider.focus()
+        page.keyboard.press("ArrowRight")
+        check(3)
+        before, after = zip(*root.evaluate(HANDS), strict=True)  # it walks from 2 to 3
+        speeds = contents(clocks)["data"]["speeds"]
+        assert before == pytest.approx([2 * speed for speed in speeds])
+        assert after == pytest.approx([3 * speed for speed in speeds])
+        page.get_by_role("button", name="step 2").click()
+        turned = re.findall(r"[\d.]+°", said(page))
+        page.get_by_role("button", name="next").click()
+        assert said(page).startswith("From his to . the hands turn by ")
+        assert re.findall(r"[\d.]+°", said(page)) == turned  # wherever it is
+        slider.press("End")  # position 5: two on is the last
+        check(5)
+        place = page.locator("[data-drag]").bounding_box()
+        page.mouse.click(place["x"] + place["width"] * 1.5 / 8, place["y"] + 8)
+        check(1)
+
+
+def test_clocks_walk_by_themselves(browser, clocks, tmp_path):
+    with shown(browser, tmp_path, clocks, reduced_motion="reduce") as page:
+        hand = page.locator(".hand").first
+        moves = hand.evaluate("hand => getComputedStyle(hand).animation")
+        assert "none" in moves  # the hands jump where motion is unwanted
+        page.get_by_role("button", name="play").click()
+        page.get_by_text("house, position 5").first.wait_for()
+        page.get_by_role("button", name="pause").click()
+
+
+@pytest.fixture(scope="module")
+def table_view():
+    return positions_figure(d_model=64, positions=50, p=10, k=5)
+
+
+def test_table_of_positions_answers(browser, table_view, tmp_path):
+    check_figure(browser, tmp_path, table_view, [(".dot", "backgroundColor")])
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_figure_shows_the_table_and_follows_its_sliders(browser, tmp_path, theme):
-    figure = positions_figure(d_model=64, positions=50, p=10, k=5)
-    with shown(browser, tmp_path, figure, theme=theme) as page:
-        assert page.evaluate(OVERFLOW) <= 0 and page.get_by_role("slider").count() == 4
+def test_table_of_positions_holds_the_table(browser, table_view, tmp_path, theme):
+    with shown(browser, tmp_path, table_view, theme=theme, width=900) as page:
 
         def product(pos, k, d_model):
             table = sinusoidal_positions(pos + k + 1, d_model)
-            said = page.locator("#pe-figure p").inner_text()
-            numbers = re.match(r"Row (\d+) times row (\d+): ([\d.-]+)\. ", said)
+            numbers = re.match(r"Row (\d+) times row (\d+): ([\d.-]+)\. ", said(page))
             assert [int(n) for n in numbers.groups()[:2]] == [pos, pos + k]
             wanted = (table[pos] @ table[pos + k]).item()
             assert float(numbers[3]) == pytest.approx(wanted, abs=2e-3)
@@ -508,9 +581,30 @@ def test_figure_shows_the_table_and_follows_its_sliders(browser, tmp_path, theme
         page.get_by_label("distance k").focus()
         page.keyboard.press("Home")
         assert product(11, 0, 64) == 32
-        page.get_by_label("d_model").focus()
-        page.keyboard.press("ArrowLeft")
-        assert product(11, 0, 62) == 31
+        page.get_by_role("button", name="d_model 16").click()
+        assert product(11, 0, 16) == 8
+        page.get_by_role("button", name="positions 16").click()
+        page.get_by_label("position p").press("End")
+        product(15, 0, 16)  # no row behind the last
+        drawn = page.locator(".cells path").evaluate_all(
+            "all => all.flatMap(p => p.getAttribute('d').split('M').slice(1).map(c =>"
+            " [...c.split('h')[0].split(' ').map(Number),"
+            " (p.style.fill.includes('negative') ? -1 : 1) * p.style.fillOpacity]))"
+        )
+        seen = torch.zeros(16, 16)
+        for column, row, strength in drawn:
+            seen[int(row), int(column)] = strength
+        torch.testing.assert_close(
+            seen, sinusoidal_positions(16, 16), atol=0.051, rtol=0
+        )
+
+
+def test_the_swap_is_drawn_from_what_is_given():
+    outputs = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
+    order = [0, 2, 1, 3]
+    drawn = html_of(show_swap(["a", "b", "c", "(end)"], outputs, order, outputs[order]))
+    assert "b and c are swapped" in drawn and drawn.count("<svg") == 2
+    assert "(end)" not in drawn
 
 
 # --- the figure of the masks ----------------------------------------------------------

@@ -161,8 +161,11 @@ def test_learned_positions_equal_an_embedding_in_value_and_gradient():
         (lambda: sinusoidal_positions(-1, 8), "length=-1"),
         (lambda: position_rotation(1, 5), "d_model=5"),
         (lambda: SinusoidalPositions(9), "d_model=9"),
-        (lambda: LearnedPositions(10, 8)(11), "11 positions.* 10 learned"),
-        (lambda: LearnedPositions(10, 8)(1, start=10), "11 positions.* 10 learned"),
+        (lambda: LearnedPositions(10, 8)(11), "11 positions.*max_length is 10"),
+        (
+            lambda: LearnedPositions(10, 8)(1, start=10),
+            "11 positions.*max_length is 10",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(call, said):

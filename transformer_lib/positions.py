@@ -1,4 +1,4 @@
-"""Where a word stands: the sinusoidal table, the rotation that shifts it, and learned positions.
+"""How a word knows where it is: sines and cosines, the rotation behind them, and learned positions.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/04_positions.html"""
 
@@ -13,24 +13,21 @@ from torch import Tensor, nn
 
 # %% ../notebooks/04_positions.ipynb #e5b2baa8
 def frequencies(d_model: int) -> Tensor:
-    """The angle, in radians a position, by which each pair turns.
+    """The angle by which each pair turns from one position to the next, in radians.
 
     Args:
         d_model: Width, an even number.
 
     Returns:
-        Shape (d_model / 2,), float64: 1 for pair 0, then less and less.
+        Shape (d_model / 2,), float64: 1 for pair 0, then smaller and smaller.
 
     Raises:
-        ValueError: If d_model is odd or below 2.
+        ValueError: If `d_model` is odd or below 2.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
     if d_model < 2 or d_model % 2:
-        raise ValueError(
-            f"d_model={d_model}: sines and cosines come in pairs, so the "
-            "width must be an even number, 2 or more."
-        )
+        raise ValueError(f"d_model={d_model}: it must be even, and 2 or more.")
     even = torch.arange(0, d_model, 2, dtype=torch.float64)  # 2i, (D / 2,)
     return 10000 ** (-even / d_model)
 
@@ -39,7 +36,7 @@ def sinusoidal_positions(length: int, d_model: int) -> Tensor:
     """The paper's table of sines and cosines.
 
     Args:
-        length: Number of positions, from position 0.
+        length: Number of positions, counted from 0.
         d_model: Width, an even number.
 
     Returns:
@@ -47,7 +44,7 @@ def sinusoidal_positions(length: int, d_model: int) -> Tensor:
         odd ones.
 
     Raises:
-        ValueError: If d_model is odd or below 2, or length is negative.
+        ValueError: If `d_model` is odd or below 2, or `length` is negative.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
@@ -63,15 +60,15 @@ def position_rotation(k: int, d_model: int) -> Tensor:
     """The matrix that carries PE(pos) to PE(pos + k), the same for every pos.
 
     Args:
-        k: Distance in positions; negative goes back.
+        k: Step in positions; negative goes back.
         d_model: Width, an even number.
 
     Returns:
-        Shape (d_model, d_model), float64: one 2 x 2 rotation a pair. It works
-        on columns: ``PE(pos + k) = position_rotation(k, d_model) @ PE(pos)``.
+        Shape (d_model, d_model), float64: a 2 x 2 rotation for each pair, for
+        columns: ``PE(pos + k) = position_rotation(k, d_model) @ PE(pos)``.
 
     Raises:
-        ValueError: If d_model is odd or below 2.
+        ValueError: If `d_model` is odd or below 2.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
@@ -83,7 +80,7 @@ def position_rotation(k: int, d_model: int) -> Tensor:
 
 # %% ../notebooks/04_positions.ipynb #c8280d17
 class SinusoidalPositions(nn.Module):
-    """The sinusoidal table as a module without parameters; it grows on demand.
+    """The sinusoidal table as a module without parameters; it grows when needed.
 
     Args:
         d_model: Width, an even number.
@@ -103,9 +100,8 @@ class SinusoidalPositions(nn.Module):
         """Rows for positions start to start + length - 1: (length, d_model)."""
         end = start + length
         if end > len(self.table):
-            longer = max(end, 2 * len(self.table))
-            table = sinusoidal_positions(longer, self.d_model)
-            self.table = table.to(self.table)  # same device and type
+            longer = sinusoidal_positions(2 * end, self.d_model)
+            self.table = longer.to(self.table)  # same device and type
         return self.table[start:end]
 
 # %% ../notebooks/04_positions.ipynb #ed3fecc6
@@ -116,6 +112,9 @@ class LearnedPositions(nn.Module):
         max_length: Number of positions that have a vector.
         d_model: Width.
 
+    Raises:
+        ValueError: If `forward` needs a position beyond `max_length`.
+
     Source: Gehring et al. 2017; Vaswani et al. 2017, Table 3, row (E).
     """
 
@@ -125,16 +124,8 @@ class LearnedPositions(nn.Module):
         self.table = nn.Parameter(table)  # (max_length, D)
 
     def forward(self, length: int, start: int = 0) -> Tensor:
-        """Rows for positions start to start + length - 1: (length, d_model).
-
-        Raises:
-            ValueError: If a position beyond max_length is asked for.
-        """
+        """Rows for positions start to start + length - 1: (length, d_model)."""
         end = start + length
         if end > len(self.table):
-            raise ValueError(
-                f"a sequence of {end} positions was given, but there are only "
-                f"{len(self.table)} learned positions; raise max_length or cut "
-                "the sequence."
-            )
+            raise ValueError(f"{end} positions, and max_length is {len(self.table)}.")
         return self.table[start:end]

@@ -531,7 +531,7 @@ def scene_heads(s: Stage):
 
 def scene_order(s: Stage):
     f = s.f
-    first, second = f.other["orders"]
+    first, second, _ = f.other["orders"]
 
     def places(words):
         """Where each word of the sentence is in another order."""
