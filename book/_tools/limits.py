@@ -51,11 +51,13 @@ def measure(page, address: str) -> dict:
     """What an open window of 1,300 by 800 pixels shows of a built page, counted."""
     page.goto(address, wait_until="load")
     page.evaluate(FORMULAS)
-    page.evaluate(
-        "() => document.querySelectorAll('img').forEach(i => i.loading = 'eager')"
-    )
-    page.wait_for_timeout(300)
-    return page.evaluate(MEASURE)
+    page.evaluate("() => [...document.images].forEach(i => i.loading = 'eager')")
+    page.wait_for_function("() => [...document.images].every(i => i.complete)")
+    found, before = page.evaluate(MEASURE), None
+    while found != before:  # until nothing moves any more
+        page.wait_for_timeout(250)
+        found, before = page.evaluate(MEASURE), found
+    return found
 
 
 def too_much(number: int, found: dict) -> list[str]:
@@ -65,7 +67,7 @@ def too_much(number: int, found: dict) -> list[str]:
         return []
     most = dict(zip(COLUMNS, limits, strict=False)) | {"behind": BEHIND}
     return [
-        f"{name}: {found[name]:.1f}, and {top} are allowed"
+        f"{name}: {found[name]:.4g}, and {top} are allowed"
         for name, top in most.items()
         if found[name] > top
     ]
