@@ -971,7 +971,7 @@ def test_every_command_shows_an_example_in_its_help(capsys):
 def test_serve_says_what_it_holds(capsys):
     assert main(["serve", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "\nAny text goes the way of `translate`" in said and "500 requests" in said
+    assert "\nIts clients work with it" in said and "500 requests" in said
 
 
 def test_help_needs_no_torch():
@@ -1033,19 +1033,19 @@ def test_serve_answers_with_what_export_wrote(at, capsys, monkeypatch):
     from transformer_lib.server import TranslationServer
 
     assert main(["export", "run", "--out", "served", "--to", "ctranslate2-int8"]) == 0
-    found, body = [], b'{"text": ["a dog", ""]}'
+    found, body = [], b'{"q": ["a dog", ""]}'
 
     def serve(server):
         server.start()
         host, port = server.server_address
         with urllib.request.urlopen(f"http://{host}:{port}/translate", body) as reply:
-            found.extend([f"http://{host}:{port}/translate", json.load(reply)])
+            found.extend([f"http://{host}:{port}", json.load(reply)])
         server.stop()
 
     monkeypatch.setattr(TranslationServer, "serve", serve)
     assert main(["serve", "served/ctranslate2-int8", "--port", "0"]) == 0
-    assert f"Ready: POST {found[0]}" in capsys.readouterr().out
-    assert len(found[1]["translations"]) == 2
+    assert f"Ready: {found[0]}" in capsys.readouterr().out
+    assert len(found[1]["translatedText"]) == 2
     for wrong in ("--beam-size", "--threads", "--port"):
         number = "99999" if wrong == "--port" else "-1"
         assert main(["serve", "served/ctranslate2-int8", wrong, number]) == 2

@@ -1,5 +1,6 @@
 """Chapter 22: a server answers many, says what is wrong, and loses no text."""
 
+import asyncio
 import contextlib
 import functools
 import http.client
@@ -13,7 +14,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from deep_translator import LibreTranslator
 from engines import MANY, ODD, exact_engine, int8_engine, sentences
+from libretranslatepy import LibreTranslateAPI
 
 from transformer_lib import server as server_module
 
@@ -62,17 +65,17 @@ def served():
 @pytest.mark.parametrize(
     "text, answer",
     [
-        ("Grüße", ["eßürG"]),
+        ("Grüße", "eßürG"),
         (["ab", "☕ c"], ["ba", "c ☕"]),
         ([], []),
-        ("", [""]),
-        ("ab\n\ncd\n", ["ba\n\ndc\n"]),
+        ("", ""),
+        ("ab\n\ncd\n", "ba\n\ndc\n"),
         (["ab\ncd", "", "ef"], ["ba\ndc", "", "fe"]),
     ],
 )
 def test_a_server_answers(served, text, answer):
-    body = json.dumps({"text": text}).encode()
-    assert served(body=body) == (200, {"translations": answer})
+    body = json.dumps({"q": text}).encode()
+    assert served(body=body) == (200, {"translatedText": answer})
 
 
 @pytest.mark.parametrize(
@@ -82,34 +85,34 @@ def test_a_server_answers(served, text, answer):
         (b"{", "send JSON"),
         (b"[]", "send JSON"),
         (b"3", "send JSON"),
-        (b'{"text": 3}', "must be a sentence"),
-        (b'{"text": ["a", 3]}', "must be a"),
+        (b'{"q": 3}', "must be a text"),
+        (b'{"q": ["a", 3]}', "must be a"),
         (b"\xff", "send JSON"),
         (b"x" * (2**20 + 1), "at most 1 MiB"),
         (b"x" * 10 * 2**20, "at most 1 MiB"),  # more than lies in the machine's buffers
-        (b'{"text": ' + b"[" * 200_000, "send JSON"),
-        (b'{"text": "\\ud800"}', "half a"),
+        (b'{"q": ' + b"[" * 200_000, "send JSON"),
+        (b'{"q": "\\ud800"}', "half a"),
     ],
 )
 def test_a_server_says_what_is_wrong(served, body, telling):
     status, content = served(body=body)
     assert status == 400 and telling in content["error"]
-    assert served(body=b'{"text": "ab"}') == (200, {"translations": ["ba"]})
+    assert served(body=b'{"q": "ab"}') == (200, {"translatedText": "ba"})
 
 
 def test_a_server_goes_on(served):
-    assert served("GET", "/") == (200, {"status": "ready"})
-    assert served("GET", "/health?at=noon") == (200, {"status": "ready"})
-    asked = served(path="/translate?from=en", body=b'{"text": "ab"}')
-    assert asked == (200, {"translations": ["ba"]})
+    assert served("GET", "/") == (200, {"status": "ok"})
+    assert served("GET", "/health?at=noon") == (200, {"status": "ok"})
+    asked = served(path="/translate?from=en", body=b'{"q": "ab"}')
+    assert asked == (200, {"translatedText": "ba"})
     assert served("GET", "/x")[0] == served(path="/x")[0] == 404
-    status, content = served(body=b'{"text": ["fail"]}')
+    status, content = served(body=b'{"q": ["fail"]}')
     assert status == 500 and content == {"error": "RuntimeError: no memory"}
     address = served.keywords["address"]
     for said in (b"-1", b"9" * 5000, b"x"):  # Uvicorn's own answer
         ask = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
         assert " 400 " in raw(address, ask + said + b"\r\n\r\n")[0]
-    assert served(body=b'{"text": "ab"}') == (200, {"translations": ["ba"]})
+    assert served(body=b'{"q": "ab"}') == (200, {"translatedText": "ba"})
 
 
 def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
@@ -126,7 +129,7 @@ def test_who_goes_away_or_stops_is_no_trouble(monkeypatch, capsys):
     server = server_module.translation_server(translate)
     server.start()
     with socket.create_connection(server.server_address) as one:
-        body = b'{"text": "slow"}'
+        body = b'{"q": "slow"}'
         one.sendall(HEAD % len(body) + body)
         assert asked.wait(1800)
         linger = struct.pack("ii", 1, 0)  # what is closed so is reset
@@ -196,8 +199,8 @@ def test_other_methods():
 
 # --- stopping -------------------------------------------------------------------------
 
-ASK = HEAD % 14
-BODY = b'{"text": "ab"}'
+ASK = HEAD % 11
+BODY = b'{"q": "ab"}'
 SLOW = """\
 import os, sys, time
 from transformer_lib import command_line, server
@@ -208,7 +211,7 @@ class Slow:
         pass
 
     def __call__(self, lines, tell, beam_size):
-        os.write(1, b"asked\\n")  # whole, whoever else writes
+        os.write(1, b"%d\\n" % len(lines))  # whole, whoever else writes
         time.sleep(1)
         return [line[::-1] for line in lines]
 
@@ -242,15 +245,16 @@ def test_a_signal_ends_it_when_all_are_answered(name, status):
         ]
         for one in people[:5]:
             one.sendall(ASK + BODY)
-        for _ in range(5):
-            assert program.stdout.readline() == b"asked\n"
+        lines = 0
+        while lines < 5:  # in one call or in several
+            lines += int(program.stdout.readline())
         program.send_signal(getattr(signal, name))
         answers = [
             b"".join(iter(lambda one=one: one.recv(2**16), b"")) for one in people
         ]
     said = program.communicate(timeout=600)[1]
     assert program.returncode == status, said
-    assert all(b'"translations":["ba"]' in answer for answer in answers[:5])
+    assert all(b'"translatedText":"ba"' in answer for answer in answers[:5])
     assert answers[5] == b"" and b"Traceback" not in said
 
 
@@ -276,7 +280,7 @@ def test_stopping_answers_who_has_asked_and_waits_for_nobody_else(monkeypatch):
         waiting.sendall(ASK + BODY)
         assert asked.wait(60)
         server.stop()
-        assert b'"translations":["ab"]' in waiting.recv(2**16)
+        assert b'"translatedText":"ab"' in waiting.recv(2**16)
         assert b"stopped half-way" in half.recv(2**16) and idle.recv(100) == b""
 
 
@@ -285,7 +289,7 @@ def test_the_idle_are_turned_away(monkeypatch):
     with serving_with(lambda lines, tell: lines) as ask:
         with socket.create_connection(ask.keywords["address"], timeout=60) as idle:
             assert idle.recv(100) == b""
-        assert ask(body=BODY) == (200, {"translations": ["ab"]})
+        assert ask(body=BODY) == (200, {"translatedText": "ab"})
 
 
 # --- other sites ----------------------------------------------------------------------
@@ -390,11 +394,152 @@ def test_a_port_that_is_taken(served):
             server_module.translation_server(list, port=other.getsockname()[1])
 
 
+# --- clients that exist ---------------------------------------------------------------
+
+
+def address_of(ask):
+    return "http://{}:{}".format(*ask.keywords["address"])
+
+
+def test_libretranslates_own_client(served):
+    api = LibreTranslateAPI(address_of(served))
+    assert api.translate("Grüße & 1+1=2%", "en", "de") == "Grüße & 1+1=2%"[::-1]
+    assert api.translate("ab\ncd", "auto", "de") == "ba\ndc"
+    known = api.languages()
+    assert [(one["code"], one["targets"]) for one in known] == [
+        ("en", ["de"]),
+        ("de", []),
+    ]
+    with pytest.raises(OSError, match="400"):
+        api.translate("ab", "en", "fr")
+
+
+def test_deep_translator(served):
+    client = LibreTranslator(
+        "en", "de", api_key="any", custom_url=address_of(served) + "/"
+    )
+    assert client.translate("Grüße & 1+1=2%") == "Grüße & 1+1=2%"[::-1]
+    assert client.translate_batch(["ab", "cd e"]) == ["ba", "e dc"]
+
+
+@pytest.mark.parametrize(
+    "more, telling",
+    [
+        ({"source": "fr"}, "source 'fr' is not supported: only 'en' is"),
+        ({"target": "en"}, "target 'en' is not supported: only 'de' is"),
+        ({"format": "html"}, "format 'html' is not supported: only 'text' is"),
+    ],
+)
+def test_what_it_cannot_do_it_says(served, more, telling):
+    status, content = served(body=json.dumps({"q": "ab", **more}).encode())
+    assert status == 400 and telling in content["error"]
+
+
+def test_its_description_is_of_what_it_answers(served):
+    """Every path of the OpenAPI description is there, and none is missing."""
+    status, told = served("GET", "/openapi.json")
+    assert status == 200 and told["openapi"].startswith("3.")
+    for path, methods in told["paths"].items():
+        for method in methods:
+            asked = served(method.upper(), path, b'{"q": "ab"}')
+            assert str(asked[0]) in methods[method]["responses"]
+    schema = told["paths"]["/translate"]["post"]["responses"]["200"]["content"]
+    wanted = schema["application/json"]["schema"]["required"]
+    assert set(wanted) <= set(served(body=b'{"q": "ab"}')[1])
+
+
+def test_a_page_to_try_it(browser):
+    with serving_with(lambda lines, tell: [line[::-1] for line in lines]) as ask:
+        page = browser.new_page()
+        wrong = []
+        page.on("pageerror", lambda error: wrong.append(error))
+        page.goto(address_of(ask))
+        assert page.title() == "Translate English to German"
+        page.get_by_label("Text in English").fill("ab\n\ncd <b>")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.get_by_text(">b< dc").wait_for()
+        assert page.get_by_role("status").inner_text() == "ba\n\n>b< dc"
+        assert not wrong
+        page.close()
+
+
+# --- many at once ---------------------------------------------------------------------
+
+
+def test_each_gets_its_own_whoever_asks_beside_it():
+    calls, first, go = [], threading.Event(), threading.Event()
+
+    def translate(lines, tell):
+        calls.append(lines)
+        if not first.is_set():
+            first.set()
+            assert go.wait(600)
+        if "odd" in lines:
+            tell(f"line {lines.index('odd') + 1} is odd")
+        if "fail" in lines:
+            raise RuntimeError("no memory")
+        return [line[::-1] for line in lines]
+
+    texts = ["ab", "odd", "fail", ["cd", "ef"]]
+    with serving_with(translate) as ask, ThreadPoolExecutor(5) as people:
+        slow = people.submit(ask, body=b'{"q": "slow"}')
+        assert first.wait(600)
+        others = [
+            people.submit(ask, body=json.dumps({"q": text}).encode()) for text in texts
+        ]
+        go.set()
+        assert slow.result() == (200, {"translatedText": "wols"})
+        answers = [other.result() for other in others]
+    assert answers[0] == (200, {"translatedText": "ba"})
+    assert answers[1] == (200, {"translatedText": "ddo", "notes": ["line 1 is odd"]})
+    assert answers[2] == (500, {"error": "RuntimeError: no memory"})
+    assert answers[3] == (200, {"translatedText": ["dc", "fe"]})
+    assert calls[0] == ["slow"]
+
+
+def test_requests_that_come_together_run_together():
+    """One has a note, one fails: then each is asked by itself. And a batch ends."""
+    calls = []
+
+    def translate(lines, tell):
+        calls.append(len(lines))
+        if "odd" in lines:
+            tell(f"line {lines.index('odd') + 1}")
+        if "fail" in lines:
+            raise RuntimeError("no memory")
+        return [line[::-1] for line in lines]
+
+    async def asked_at_once(requests):
+        together = server_module.Together(translate)
+        asked = (together(lines) for lines in requests)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert together.running is None and not together.waiting
+        return found
+
+    def ask(requests):  # in a thread: a browser may have its own loop in this one
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(asyncio.run, asked_at_once(requests)).result()
+
+    assert ask([["ab"], ["cd", "ef"]]) == [
+        (["ba"], []),
+        (["dc", "fe"], []),
+    ]
+    assert calls == [3]
+    calls.clear()
+    found = ask([["ab"], ["cd", "odd"], ["fail"]])
+    assert found[:2] == [(["ba"], []), (["dc", "ddo"], ["line 2"])]
+    assert isinstance(found[2], RuntimeError) and calls == [4, 1, 2, 1]
+    calls.clear()
+    ask([["ab"] * 100] * 5)
+    assert calls == [200, 200, 100]
+
+
 @pytest.mark.corpora
 def test_many_ask_at_once(engine):
     texts = sentences(24)
-    bodies = [json.dumps({"text": text}).encode() for text in texts]
-    wanted = [(200, {"translations": engine([text])}) for text in texts]
+    bodies = [json.dumps({"q": text}).encode() for text in texts]
+    wanted = [(200, {"translatedText": engine([text])[0]}) for text in texts]
     with serving_with(engine) as ask, ThreadPoolExecutor(8) as people:
         assert list(people.map(lambda body: ask(body=body), bodies)) == wanted
 
@@ -408,7 +553,7 @@ def test_five_hundred_come_before_the_first_is_served(engine):
         for text in texts:
             one = socket.create_connection(server.server_address, timeout=1800)
             people.append(stack.enter_context(one))
-            body = json.dumps({"text": text}).encode()
+            body = json.dumps({"q": text}).encode()
             one.sendall(HEAD % len(body) + body)
             one.settimeout(1800)
         server.start()
@@ -418,7 +563,7 @@ def test_five_hundred_come_before_the_first_is_served(engine):
     server.stop()
     found = [json.loads(answer.partition(b"\r\n\r\n")[2]) for answer in answers]
     wanted = engine(texts, beam_size=1)
-    assert [one["translations"] for one in found] == [[text] for text in wanted]
+    assert [one["translatedText"] for one in found] == wanted
 
 
 def test_a_server_loses_no_text(exact):
@@ -427,11 +572,11 @@ def test_a_server_loses_no_text(exact):
     told = []
     wanted = translator(ODD, beam_size=1, tell=told.append)
     with serving_with(functools.partial(engine, beam_size=1)) as ask:
-        status, content = ask(body=json.dumps({"text": ODD}).encode())
-        assert (status, content) == (200, {"translations": wanted, "notes": told})
+        status, content = ask(body=json.dumps({"q": ODD}).encode())
+        assert (status, content) == (200, {"translatedText": wanted, "notes": told})
         text = "\n".join([*MANY, "", "😀 😀"])
-        content = ask(body=json.dumps({"text": text}).encode())[1]
-    found = content["translations"][0].split("\n")
+        content = ask(body=json.dumps({"q": text}).encode())[1]
+    found = content["translatedText"].split("\n")
     assert found == translator([*MANY, "", "😀 😀"], beam_size=1, tell=print)
     assert content["notes"] == [
         "line 17 is mostly characters that the model has not learned: copied"

@@ -395,20 +395,24 @@ def _serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     cors: Words = None,
+    source: str = "en",
+    target: str = "de",
     threads: int = 1,
     beam_size: Beam = 4,
 ) -> None:
-    """Answer requests for translations over HTTP.
+    """Answer requests for translations over HTTP, as LibreTranslate does.
 
-    Any text goes the way of `translate`: as many lines come back. It is
-    tested with 500 requests at once, all let in. It ends with Ctrl-C, and answers
-    what has begun.
+    Its clients work with it, and its address is a page to try it. As many lines come
+    back as are sent. It is tested with 500 requests at once, all let in. It ends with
+    Ctrl-C, and answers what has begun.
 
     Args:
         folder: What export wrote for CTranslate2.
         host: Listen there (127.0.0.1 is this machine only).
         port: Listen there.
         cors: Sites whose pages may ask, such as https://example.org (none).
+        source: Code of the language it translates from.
+        target: Code of the language it translates into.
         threads: Threads of one translation.
     """
     export.need_packages(["ctranslate2", "serving"])
@@ -416,9 +420,9 @@ def _serve(
 
     decoding.require_search(beam_size, alpha=0.6)
     translate = partial(export.CTranslate2Model(folder, threads), beam_size=beam_size)
-    server = translation_server(translate, host, port, cors or ())
-    address = "http://{}:{}/translate".format(*server.server_address)
-    print(f"Ready: POST {address}", flush=True)
+    server = translation_server(translate, host, port, cors or (), (source, target))
+    address = "http://{}:{}".format(*server.server_address)
+    print(f"Ready: {address}", flush=True)
     server.serve()
 
 # %% ../../notebooks/18_command_line.ipynb #d1a90002
