@@ -5,7 +5,8 @@
 
 A screen is 800 pixels of a window 1,300 wide. Words are those of sentences, lists,
 tables and captions; code and what it prints are not counted. A fold is anything that
-opens, but for hints and solutions. `tests/test_limits.py` holds the pages to LIMITS.
+opens, but for hints and solutions. What is behind the text ends at the map that shows
+where one is. `tests/test_limits.py` holds the pages to LIMITS.
 """
 
 import argparse
@@ -27,7 +28,9 @@ MEASURE = """() => {
   const end = all('section').find(s =>
     /^(exercises|questions)/i.test(text(s.querySelector('h2'))));
   const top = e => e.getBoundingClientRect().top, from = top(article);
-  const last = from + article.offsetHeight, until = end ? top(end) : last;
+  const map = article.querySelector('.you-are-here');
+  const last = map ? top(map) : from + article.offsetHeight;
+  const until = end ? top(end) : last;
   const before = e => !end || !!(end.compareDocumentPosition(e) & 2);
   const folds = all('details, .toggle').filter(e =>
     !/^(hint|solution|answer)/i.test(text(e.querySelector('summary'))));
