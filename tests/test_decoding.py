@@ -741,7 +741,7 @@ def test_beam_figure_grows(browser, beam_view, tmp_path):
                 for i, c in enumerate(level)
             ]
             assert len(nodes) == len(wanted)
-            lines = page.locator("svg path").count()
+            lines = page.locator(".stage svg path").count()
             assert lines == len(nodes) - 1  # a tree
             on = {
                 (t, i)

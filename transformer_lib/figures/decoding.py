@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..decoding import CachedSteps, length_penalty, output_limits, search
 from ..decoding.strategies import among_best, continuations
-from .frame import InteractiveFigure
+from .frame import COLORS, InteractiveFigure
 from ..tokenizer import BOS, EOS
 from ..transformer import Transformer, evaluating
 
@@ -159,7 +159,7 @@ def _draw_tree(ax, tree: list[list[TreeNode]], piece: Callable[[int], str]) -> N
         for i, c in enumerate(level):
             if c.fate not in ("alive", "finished"):
                 continue
-            color = "#0072B2" if (t, i) in path else "#666666"
+            color = COLORS["decoder" if (t, i) in path else "muted"]
             if t:
                 ax.plot([t - 1, t], [-c.parent, -i], color=color, lw=1.4, zorder=1)
             text = piece(c.token).replace("▁", "") or "▁"
@@ -227,14 +227,14 @@ return {
 _TREE_STYLE = """
 .interactive-figure .tree { font-size: 13px; display: block; max-width: none; }
 .interactive-figure .tree text { text-anchor: middle; fill: currentColor; }
-.interactive-figure .tree path { fill: none; stroke: var(--line); stroke-width: 1.2; }
-.interactive-figure .tree rect { fill: transparent; stroke: var(--line); }
+.interactive-figure .tree path { fill: none; stroke: var(--faint); stroke-width: 1.2; }
+.interactive-figure .tree rect { fill: transparent; stroke: var(--faint); }
 .interactive-figure .tree path.lives { stroke: currentColor; }
 .interactive-figure .tree .lives rect { stroke: currentColor; stroke-width: 1.5; }
-.interactive-figure .tree path.wins { stroke: var(--blue); stroke-width: 3; }
-.interactive-figure .tree .wins rect { stroke: var(--blue); stroke-width: 3; }
+.interactive-figure .tree path.wins { stroke: var(--decoder); stroke-width: 3; }
+.interactive-figure .tree .wins rect { stroke: var(--decoder); stroke-width: 3; }
 .interactive-figure .tree .pale rect { stroke-dasharray: 3 3; }
-.interactive-figure .tree .pale text { fill: var(--pale); }
+.interactive-figure .tree .pale text { fill: var(--muted); }
 .interactive-figure .tree .finished text { font-weight: 700; }
 """
 

@@ -67,13 +67,13 @@ return {
 _NGRAM_STYLE = """
 .interactive-figure .sides { display: grid; grid-template-columns: auto 1fr;
   gap: .2rem .8rem; }
-.interactive-figure .sides b { border-bottom: 3px solid var(--blue); }
-.interactive-figure .alone { border-bottom: 3px dotted var(--orange); }
+.interactive-figure .sides b { border-bottom: 3px solid var(--weight); }
+.interactive-figure .alone { border-bottom: 3px dotted var(--decoder); }
 .interactive-figure .grams { display: flex; flex-wrap: wrap; gap: .4rem;
   margin: .7rem 0 0; }
 .interactive-figure .grams > div { border-radius: .4rem; padding: .2rem .6rem;
-  border: 2px solid var(--blue); }
-.interactive-figure .grams .misses { border: 2px dotted var(--orange); }
+  border: 2px solid var(--weight); }
+.interactive-figure .grams .misses { border: 2px dotted var(--decoder); }
 """
 
 

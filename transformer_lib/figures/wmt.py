@@ -111,10 +111,10 @@ _COST_STYLE = """
   display: block; fill: currentColor; }
 @media (max-width: 34rem) { .interactive-figure .costs { font-size: 14px; } }
 .interactive-figure:has(.costs) legend { width: auto; padding-right: .6rem; }
-.interactive-figure .costs > path { stroke: var(--line); stroke-width: .7; }
+.interactive-figure .costs > path { stroke: var(--faint); stroke-width: .7; }
 .interactive-figure .one circle, .interactive-figure .ensemble rect {
-  fill: var(--blue); }
-.interactive-figure .own path { fill: var(--orange); }
+  fill: var(--weight); }
+.interactive-figure .own path { fill: var(--decoder); }
 .interactive-figure .own text { font-weight: 700; }
 """
 
