@@ -1,4 +1,4 @@
-"""The decoder: causal and padding masks, attention to the encoder, layer and stack.
+"""The decoder: masks, attention to the encoder, layer and stack.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/06_decoder.html"""
 
@@ -31,22 +31,22 @@ def causal_mask(length: int, device: torch.device | str | None = None) -> Tensor
     """
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
-# %% ../notebooks/06_decoder.ipynb #2ed93194
+# %% ../notebooks/06_decoder.ipynb #f0ced034
 def padding_mask(ids: Tensor, pad_id: int = 0) -> Tensor:
     """True at real tokens, False at padding.
 
     Args:
         ids: int64, shape (B, S).
-        pad_id: The id that pads: 0 in all of this library.
+        pad_id: The id of padding: 0 in all of this library.
 
     Returns:
         Boolean, shape (B, 1, 1, S): broadcasts over heads and queries.
 
-    Source: the paper leaves padding out; every batch of unequal sentences needs it.
+    Source: the paper does not mention padding; batches of unequal sentences need it.
     """
     return (ids != pad_id)[:, None, None, :]
 
-# %% ../notebooks/06_decoder.ipynb #f9b56035
+# %% ../notebooks/06_decoder.ipynb #a227a0d3
 class DecoderLayer(nn.Module):
     """Masked self-attention, attention to the encoder, a feed-forward network.
 
@@ -88,18 +88,13 @@ class DecoderLayer(nn.Module):
         **settings,
     ):
         super().__init__()
-        self.self_attention = self_attention(
-            d_model, num_heads, dropout=attention_dropout, **settings
-        )
-        self.cross_attention = cross_attention(  # new
-            d_model, num_heads, dropout=attention_dropout, **settings
-        )
+        settings["dropout"] = attention_dropout
+        self.self_attention = self_attention(d_model, num_heads, **settings)
+        self.cross_attention = cross_attention(d_model, num_heads, **settings)  # new
         self.feed_forward = feed_forward(d_model, d_ff)
         self.residual_1 = Residual(d_model, dropout, norm_first, norm, dropout_layer)
         self.residual_2 = Residual(d_model, dropout, norm_first, norm, dropout_layer)
-        self.residual_3 = Residual(  # new
-            d_model, dropout, norm_first, norm, dropout_layer
-        )
+        self.residual_3 = Residual(d_model, dropout, norm_first, norm, dropout_layer)
 
     def forward(
         self,
@@ -145,7 +140,7 @@ class DecoderLayer(nn.Module):
         x = self.residual_2(x, look_at_source)  # new
         return self.residual_3(x, self.feed_forward)
 
-# %% ../notebooks/06_decoder.ipynb #465400f6
+# %% ../notebooks/06_decoder.ipynb #d6a10002
 class Decoder(nn.Module):
     """A stack of decoder layers; with pre-norm, a last normalization.
 
@@ -172,11 +167,9 @@ class Decoder(nn.Module):
         **layer,
     ):
         super().__init__()
+        layer |= {"norm_first": norm_first, "norm": norm}
         self.layers = nn.ModuleList(
-            DecoderLayer(
-                d_model, num_heads, d_ff, norm_first=norm_first, norm=norm, **layer
-            )
-            for _ in range(num_layers)
+            DecoderLayer(d_model, num_heads, d_ff, **layer) for _ in range(num_layers)
         )
         self.norm = norm(d_model) if norm_first else nn.Identity()
 
