@@ -1,4 +1,4 @@
-"""The encoder: feed-forward network, layer normalization, residual connection, layer and stack.
+"""One encoder layer, and a stack of them.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/05_encoder.html"""
 
@@ -21,8 +21,8 @@ class FeedForward(nn.Module):
 
     Args:
         d_model: Width of input and output.
-        d_ff: Width between the two maps.
-        activation: What stands between them; the paper has the ReLU.
+        d_ff: Number of hidden units.
+        activation: Applied to the hidden units; the paper has the ReLU.
 
     Source: Vaswani et al. 2017, section 3.3, equation 2.
     """
@@ -47,9 +47,6 @@ def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float = 1e-5) -> Tens
         bias: Shape (d_model,).
         eps: Added to the variance, under the root.
 
-    Returns:
-        Shape (..., d_model).
-
     Source: Ba et al. 2016, section 3; Vaswani et al. 2017, section 3.1.
     """
     mean = x.mean(dim=-1, keepdim=True)  # (..., D) -> (..., 1)
@@ -58,7 +55,7 @@ def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float = 1e-5) -> Tens
 
 # %% ../notebooks/05_encoder.ipynb #f780b2c2
 class Residual(nn.Module):
-    """A residual connection with layer normalization and dropout round a sublayer.
+    """A residual connection with layer normalization and dropout around a sublayer.
 
     Post-norm, as in the paper: LayerNorm(x + Dropout(Sublayer(x))).
     Pre-norm: x + Dropout(Sublayer(LayerNorm(x))).
@@ -157,31 +154,21 @@ class Encoder(nn.Module):
         d_model: Width.
         num_heads: Number of heads.
         d_ff: Width of the feed-forward networks.
-        norm_first: True for pre-norm.
-        norm: What makes a normalization, called with d_model.
-        **layer: Further settings of :class:`EncoderLayer`.
+        **settings: More of :class:`EncoderLayer`, such as norm_first.
 
     Source: Vaswani et al. 2017, section 3.1.
     """
 
     def __init__(
-        self,
-        num_layers: int,
-        d_model: int,
-        num_heads: int,
-        d_ff: int,
-        norm_first: bool = False,
-        norm: Callable = nn.LayerNorm,
-        **layer,
+        self, num_layers: int, d_model: int, num_heads: int, d_ff: int, **settings
     ):
         super().__init__()
         self.layers = nn.ModuleList(
-            EncoderLayer(
-                d_model, num_heads, d_ff, norm_first=norm_first, norm=norm, **layer
-            )
+            EncoderLayer(d_model, num_heads, d_ff, **settings)
             for _ in range(num_layers)
         )
-        self.norm = norm(d_model) if norm_first else nn.Identity()
+        norm = settings.get("norm", nn.LayerNorm)
+        self.norm = norm(d_model) if settings.get("norm_first") else nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Shape (B, S, d_model) in and out; mask broadcasts to (B, H, S, S)."""
