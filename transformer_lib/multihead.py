@@ -89,8 +89,7 @@ class MultiHeadAttention(nn.Module):
             The output, shape (B, T, d_model), and the weights, shape (B, H, T, S), or
             None if `attention` returns none.
         """
-        k, v = self.keys_values(key, value)
-        return self.attend(query, k, v, mask, need_weights)
+        return self.attend(query, *self.keys_values(key, value), mask, need_weights)
 
     def keys_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Project to the keys (B, H, S, K) and values (B, H, S, V) of all heads."""

@@ -120,8 +120,10 @@ def splits_drawn(right: Tensor, wrong: Tensor) -> Drawn:
         heads = len(tables) // 2
         fig, axes = plt.subplots(*((2, heads) if narrow else (1, 2 * heads)))
         for (title, rows), ax in zip(tables.items(), axes.flat, strict=True):
-            plot_matrix(rows, range(len(rows)), None, title, ax, vmin=-2, decimals=0)
-        axes.flat[0].set_ylabel("row")
+            plot_matrix(rows, None, None, title, ax, vmin=-2, decimals=0)
+        for ax in axes[:, 0] if narrow else axes[:1]:
+            ax.set_yticks(range(len(rows)))
+            ax.set_ylabel("row")
         return fig
 
     said = "; ".join(f"{title}: rows {rows}" for title, rows in tables.items())
@@ -176,23 +178,23 @@ const weight = (i, j) => state.head < heads ? of(state.head, i, j)
   : weights.reduce((sum, _, h) => sum + of(h, i, j), 0) / heads;
 const most = rows.map((row, i) => {
   const all = columns.map((_, j) => weight(i, j)), top = Math.max(...all);
-  return `${row} → ${columns[all.indexOf(top)]} ${top.toFixed(2)}`;
-});
+  return [top, `“${row}” → “${columns[all.indexOf(top)]}” ${top.toFixed(2)}`];
+}).sort((a, b) => b[0] - a[0]).slice(0, 3).map(([_, said]) => said);
 return {
   html: tools.grid(rows, columns, (i, j) => {
     const w = weight(i, j), say = `${name}: the query “${rows[i]}” gives the key `
       + `“${columns[j]}” the weight ${w.toFixed(3)}.`;
     return `<span data-say="${tools.safe(say)}" style="background:color-mix(in srgb, `
-      + `var(--weight) ${70 * w}%, transparent)">`
+      + `var(--weight) ${45 * w}%, transparent)">`
       + `${w < 0.095 ? "" : w.toFixed(2).replace(/^0/, "")}</span>`;
   }).replace("1.9rem", "0"),
-  words: `${name}, the largest weight of each query: ${most.join(", ")}. `
+  words: `${name[0].toUpperCase()}${name.slice(1)}: ${most.join(", ")}. `
     + (notes[state.head] || ""),
 };
 """
 _HEADS_STYLE = """
 .interactive-figure .grid { width: 100%; }
-.interactive-figure .grid > span { min-height: 2.1rem; min-width: 0; }
+.interactive-figure .grid > span { min-height: 2rem; min-width: 0; }
 .interactive-figure .row-name { color: var(--query); }
 .interactive-figure .column-name { color: var(--key); }
 .interactive-figure .grid > [data-say] { box-shadow: inset 0 0 0 1px var(--faint); }
