@@ -10,13 +10,18 @@ import pytest
 import sentencepiece
 import torch
 import torch.nn.functional as F
-from figures import OVERFLOW, check_figure, contents, figure_in, html_of, said, shown
+from figures import OVERFLOW, check_figure, contents, html_of, said, shown
 from test_scale import run_cells
 
-from transformer_lib.attention import scaled_dot_product_attention
 from transformer_lib.figures import frame
 from transformer_lib.figures import multihead as figures_of_heads
-from transformer_lib.figures.attention import plot_matrix, softmax_figure
+from transformer_lib.figures.attention import (
+    plot_matrix,
+    show_lookup,
+    show_weights,
+    softmax_figure,
+    temperature_figure,
+)
 from transformer_lib.figures.decoder import masks_figure, writing_figure
 from transformer_lib.figures.encoder import plot_layer
 from transformer_lib.figures.frame import COLORS, DARK, InteractiveFigure, cells, show
@@ -61,6 +66,25 @@ def test_plot_matrix(tmp_path):
         plot_matrix(torch.zeros(2, 3, 4))
     with pytest.raises(ValueError, match="1 row labels for 2 rows"):
         plot_matrix(weights, ["a"])
+
+
+def test_weights_and_a_look_up_say_what_they_show():
+    """Both drawings, wide and narrow, hold the words and numbers of the head."""
+    record = read_sentence()
+    head, words = record["head"], pieces_of(record["source"])
+    stored = np.array(record["attention"]["encoder"])[head["layer"] - 1]
+    weights, at = stored[head["head"] - 1], words.index("his")
+    drawn = html_of(show_weights(weights, words))
+    assert f"his looks most at house, {weights[at].max():.2f}" in drawn
+    assert drawn.count("<svg") == 2 and drawn.count(">.99<") == 1
+    assert "var(--query" in drawn and "var(--key" in drawn
+    with pytest.raises(ValueError, match="8 row labels"):
+        show_weights(weights[:3], words)
+    query, keys = head["queries"][at], head["keys"]
+    drawn = html_of(show_lookup(query, keys, weights[at], words, "his"))
+    for word, score in zip(words, np.array(keys) @ query, strict=True):
+        assert f"{word} {score:.1f}, " in drawn and f">{score:.1f}<" in drawn
+    assert drawn.count("× house") == 1  # the narrow one; the wide one shows the key
 
 
 # --- drawings -------------------------------------------------------------------------
@@ -301,16 +325,12 @@ def test_softmax_figure_answers(browser, softmax_view, tmp_path):
 
 def test_temperature_figure_turns_the_softmax(browser, tmp_path):
     record = read_sentence()
-    names = {"torch": torch, "math": math, "head": record["head"]}
-    names |= {"pieces": pieces_of(record["source"])}
-    names["scaled_dot_product_attention"] = scaled_dot_product_attention
-    computes = "query, key, value = (\n    torch.tensor(head"
-    draws = "from transformer_lib.figures.attention import t"
-    figure = figure_in("02_attention", names, computes, draws)
+    q, k, v = (torch.tensor(record["head"][n]) for n in ("queries", "keys", "values"))
+    words = pieces_of(record["source"])
+    figure = temperature_figure(q, k, v, words, "house")
     marks = [(".weight", "backgroundColor"), (".rail span", "backgroundColor")]
     check_figure(browser, tmp_path, figure, marks)
     rows = contents(figure)["data"]["rows"]
-    q, k, v = (torch.tensor(record["head"][n]) for n in ("queries", "keys", "values"))
     for at, temperature in enumerate(2 ** (i / 2) for i in range(-4, 17)):
         leaf = q.clone().requires_grad_()
         weights = F.softmax(leaf @ k.T / temperature, dim=-1)
@@ -326,6 +346,7 @@ def test_temperature_figure_turns_the_softmax(browser, tmp_path):
         at_root = row[0]["states"][9][3:]  # 2 ** 2.5 is the root of 32
         assert np.allclose(at_root, wanted, atol=4e-3)
     with shown(browser, tmp_path, figure, width=800) as page:
+        page.get_by_role("button", name="query of The").click()
         slider = page.get_by_role("slider", name="temperature")
         slider.focus()
         page.keyboard.press("Home")
@@ -335,7 +356,7 @@ def test_temperature_figure_turns_the_softmax(browser, tmp_path):
         page.get_by_role("button", name="next").click()
         assert "scores divided by 0.354: the largest weight is 1.00" in said(page)
         page.get_by_role("button", name="query of his").click()
-        assert page.locator(".keys i").all_inner_texts() == names["pieces"]
+        assert page.locator(".keys i").all_inner_texts() == words
 
 
 def test_figures_run_when_put_in_later(browser, softmax_view, tmp_path):

@@ -223,14 +223,13 @@ FIRST_SEEN = [
 
 @pytest.mark.parametrize("name", FIRST_SEEN)
 def test_the_books_sentence_is_seen_before_anything_is_built(name):
-    """A figure of trained numbers comes before anything that is exported."""
+    """A figure of trained numbers comes before the first code of the library."""
     (path,) = (path for path in PATHS if name_of(path)[3:] == name)
     every = cells(path, "code")
     built = next(i for i, c in enumerate(every) if "#| export" in c["source"])
     seen = every[:built]
-    reads = re.search("read_sentence|show_moved", seen[2]["source"])
-    assert reads, "after default_exp and the guard"
-    assert seen[2]["metadata"]["mystnb"]["caption"]
+    assert any(re.search("read_sentence|show_moved", c["source"]) for c in seen)
+    assert any(c["metadata"].get("mystnb", {}).get("caption") for c in seen)
 
 
 FIGURE_FIRST = [

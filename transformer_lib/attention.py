@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: NumPy, then torch, explicit and fused; and masks.
+"""Scaled dot-product attention in NumPy and torch: slow, fast, and fused.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/02_attention.html"""
 
@@ -25,6 +25,7 @@ def softmax_numpy(x: np.ndarray) -> np.ndarray:
     Returns:
         Positive weights of the same shape, summing to 1 over the last axis.
     """
+    # Subtracting the maximum changes no weight, and exp does not overflow.
     powers = np.exp(x - x.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
 
@@ -83,7 +84,7 @@ def scaled_dot_product_attention(
     kept = F.dropout(weights, dropout_p) if dropout_p else weights
     return kept @ value, weights  # (..., T, S) @ (..., S, V) -> (..., T, V)
 
-# %% ../notebooks/02_attention.ipynb #5d2806bc
+# %% ../notebooks/under_the_hood/02_attention.ipynb #6988ee20
 def fused_attention(
     query: Tensor,
     key: Tensor,
