@@ -23,7 +23,7 @@ from transformer_lib.figures.attention import (
     temperature_figure,
 )
 from transformer_lib.figures.decoder import masks_figure, writing_figure
-from transformer_lib.figures.encoder import plot_layer
+from transformer_lib.figures.encoder import show_layer
 from transformer_lib.figures.frame import COLORS, DARK, InteractiveFigure, cells, show
 from transformer_lib.figures.hello import pieces_of, read_sentence, read_weights
 from transformer_lib.figures.multihead import heads_figure, plot_heads
@@ -778,12 +778,13 @@ def test_writing_figure_writes(browser, writing_view, tmp_path):
 # --- the drawings ---------------------------------------------------------------------
 
 
-def test_plot_layer_draws_every_part():
-    ax = plot_layer(["Self-attention|mask", "Feed-forward"], title="a layer")
-    texts = [text.get_text() for text in ax.texts]
-    assert texts.count("LayerNorm") == texts.count("Dropout") == texts.count("+") == 2
-    assert "mask" in texts
-    assert "a layer" in (ax.get_title(), ax.get_title(loc="left"))
+@pytest.mark.parametrize("order", ["post-norm", "pre-norm"])
+def test_a_layer_is_drawn_with_every_part(order):
+    drawn = show_layer(order)._repr_html_()
+    for part in ("LayerNorm", "Dropout", "+"):  # in the narrow drawing
+        narrow = drawn[drawn.index('class="narrow"') :]
+        assert narrow.count(f">{part}<") == 2, part
+    assert order.capitalize() in drawn  # in the words for who does not see it
 
 
 def test_the_paper_s_figures_name_their_parts():

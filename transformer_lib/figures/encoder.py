@@ -505,137 +505,98 @@ def show_orders(runs: dict[str, list]) -> Drawn:
     return show(draw, alt, (6.8, 2.4), (3.4, 5.4))
 
 # %% ../../notebooks/under_the_hood/05_encoder.ipynb #3ecdc43b
-def plot_layer(
-    sublayers: Sequence[str],
-    norm_first: bool = False,
-    ax=None,
-    title: str = "",
-    upright: bool = True,
-    stack: str = "encoder",
-):
-    """Draw a layer: its residual line, and each sublayer beside it.
+def plot_layer(ax, norm_first: bool = False, upright: bool = True) -> None:
+    """Draw an encoder layer: its residual line, and its two sublayers beside it.
 
     Args:
-        sublayers: Their names; what follows a "|" in a name is written beside it.
+        ax: Matplotlib axes to draw into.
         norm_first: True draws pre-norm, False the paper's post-norm.
-        ax: Matplotlib axes to draw into; a new figure if not given.
-        title: Written above.
         upright: From bottom to top; False draws from left to right.
-        stack: "encoder" or "decoder", for the color of what is no cross-attention.
-
-    Returns:
-        The Matplotlib Axes.
 
     Source: Vaswani et al. 2017, figure 1.
     """
-    import matplotlib.pyplot as plt
+    from matplotlib.colors import to_rgb
     from matplotlib.patches import FancyBboxPatch
 
-    if ax is None:
-        _, ax = plt.subplots(figsize=(3.4, 0.8 + 1.9 * len(sublayers)))
     wide, high = (2.5, 0.66) if upright else (1.34, 0.84)
     step, beside = (0.92, 2.1) if upright else (1.6, 1.15)
-    line, size = {"color": COLORS[stack], "lw": 2.4, "zorder": 1}, 9
+    line = {"color": COLORS["encoder"], "lw": 2.4, "zorder": 1}
+    text = {"ha": "center", "va": "center", "fontsize": 9, "zorder": 4}
 
     def at(along, aside):
         return (aside, along) if upright else (along, aside)
 
-    def way(*points, tip=True, **look):
-        look = {"color": COLORS["text"], "lw": 1.2, "zorder": 1} | look
+    def way(*points, tip=False, color=COLORS["text"], lw=1.2, zorder=1):
         ends = [at(*point) for point in points]
-        ax.plot(*zip(*ends, strict=True), **look, solid_capstyle="butt")
+        ax.plot(*zip(*ends, strict=True), color=color, lw=lw, zorder=zorder)
         if tip:
-            arrow = {"arrowstyle": "->", "color": look["color"], "lw": look["lw"]}
-            ax.annotate(
-                "", ends[-1], ends[-2], arrowprops=arrow | {"shrinkA": 0, "shrinkB": 0}
-            )
+            arrow = {"arrowstyle": "->", "color": color, "lw": lw}
+            arrow |= {"shrinkA": 0, "shrinkB": 0}
+            ax.annotate("", ends[-1], ends[-2], arrowprops=arrow)
 
-    def box(along, aside, text, color, alpha):
+    def box(along, aside, name, color, alpha):
         x, y = at(along, aside)
         width = 1.5 if upright and aside == 0 else wide
         corner, shape = (x - width / 2, y - high / 2), "round,pad=0,rounding_size=0.08"
         for look in (
             {"fc": COLORS["ground"], "ec": "none", "zorder": 2},
-            {"fc": (*_rgb(color), alpha), "ec": COLORS[color], "lw": 1.2, "zorder": 3},
+            {"fc": (*to_rgb(color), alpha), "ec": color, "lw": 1.2, "zorder": 3},
         ):
             ax.add_patch(FancyBboxPatch(corner, width, high, boxstyle=shape, **look))
-        words = text if upright else text.replace("-", "-\n").replace("rN", "r\nN")
-        ax.text(x, y, words, ha="center", va="center", fontsize=size, zorder=4)
+        lines = name if upright else name.replace("-", "-\n").replace("rN", "r\nN")
+        ax.text(x, y, lines, **text)
 
     here = 0.0
-    x, y = at(-0.3, 0)
-    ax.text(x, y, "x", ha="center", va="center", style="italic", fontsize=size + 2)
-    for sublayer in sublayers:
-        name, _, aside = sublayer.partition("|")
+    ax.text(*at(-0.3, 0), "x", style="italic", **text | {"fontsize": 11})
+    for sublayer in ("Self-attention", "Feed-forward"):
         fork = top = here + 0.3
-        for text in ["LayerNorm"] * norm_first + [name, "Dropout"]:
+        for name in ["LayerNorm"] * norm_first + [sublayer, "Dropout"]:
             top += step
-            kind = "across" if "ross" in text else stack
-            own = (kind, 0.3) if text == name else ("muted", 0.1)
-            box(top - step / 2 + 0.1, beside, text, *own)
-            if aside and text == name and upright:
-                ax.text(
-                    beside + 1.4,
-                    top - step / 2 + 0.1,
-                    aside,
-                    va="center",
-                    fontsize=size,
-                )
+            color = "encoder" if name == sublayer else "muted"
+            alpha = 0.3 if name == sublayer else 0.1
+            box(top - step / 2 + 0.1, beside, name, COLORS[color], alpha)
         plus = top + 0.45
-        way((fork, 0), (fork, beside), tip=False)
-        way((fork, beside), (plus, beside), (plus, 0.2))
-        way((here, 0), (plus, 0), tip=False, **line)
-        way((plus, 0), (plus + 0.5, 0), tip=False, **line)
-        ax.plot(
-            *at(plus, 0), "o", ms=15, mfc=COLORS["ground"], mec=COLORS["text"], zorder=3
-        )
-        ax.text(*at(plus, 0), "+", ha="center", va="center", fontsize=11, zorder=4)
-        here = plus + (0.33 if upright else 0.5)
+        way((fork, 0), (fork, beside))
+        way((fork, beside), (plus, beside), (plus, 0.2), tip=True)
+        circle = {"ms": 15, "mfc": COLORS["ground"], "mec": COLORS["text"]}
+        ax.plot(*at(plus, 0), "o", **circle, zorder=3)
+        ax.text(*at(plus, 0), "+", **text | {"fontsize": 11})
+        after = plus + (0.33 if upright else 0.5)
         if not norm_first:
-            here = plus + (1.25 if upright else 2.1)
-            way((plus, 0), (here, 0), tip=False, **line)
-            box(plus + (0.75 if upright else 1.15), 0, "LayerNorm", "muted", 0.1)
-    way((here, 0), (here + 0.55, 0), **line)
-    long = 6.2 if any("|" in sublayer for sublayer in sublayers) else 3.5
-    ends, sides = (-0.6, here + 0.6), (-0.8, long if upright else 1.65)
+            after = plus + (1.25 if upright else 2.1)
+            norm = plus + (0.75 if upright else 1.15)
+            box(norm, 0, "LayerNorm", COLORS["muted"], 0.1)
+        way((here, 0), (after, 0), **line)
+        here = after
+    way((here, 0), (here + 0.55, 0), tip=True, **line)
+    ends, sides = (-0.6, here + 0.6), (-0.8, 3.5 if upright else 1.65)
     ax.set(xlim=sides if upright else ends, ylim=ends if upright else sides)
-    ax.set(aspect="equal", title=title)
+    ax.set_aspect("equal")
     ax.axis("off")
-    return ax
-
-
-def _rgb(color: str) -> tuple[float, ...]:
-    """The color as three shares."""
-    from matplotlib.colors import to_rgb
-
-    return to_rgb(COLORS[color])
 
 # %% ../../notebooks/under_the_hood/05_encoder.ipynb #c5e0a040
 def show_layer(*orders: str) -> Drawn:
-    """An encoder layer, or two, drawn; "post-norm", the paper's, if none is named."""
-    names = orders or ("post-norm",)
+    """An encoder layer, drawn: "post-norm", the paper's, "pre-norm", or both."""
+    words = {
+        "post-norm": "Post-norm: a LayerNorm box is on the line after each addition.",
+        "pre-norm": "Pre-norm: the LayerNorm boxes are on the branches, before "
+        "self-attention and before feed-forward, and the line is free.",
+    }
 
     def draw(narrow):
         import matplotlib.pyplot as plt
 
-        shape = (1, len(names)) if narrow else (len(names), 1)
-        fig, axes = plt.subplots(*shape, squeeze=False)
-        for ax, name in zip(axes.flat, names, strict=True):
-            parts, first = ["Self-attention", "Feed-forward"], name == "pre-norm"
-            plot_layer(parts, first, ax, name if orders else "", upright=narrow)
+        fig, axes = plt.subplots(len(orders), 1, squeeze=False)
+        for ax, name in zip(axes.flat, orders, strict=True):
+            plot_layer(ax, norm_first=name == "pre-norm", upright=narrow)
+            if len(orders) > 1:
+                ax.set_title(name)
         return fig
 
     alt = (
         "Drawing of an encoder layer. A straight line, the residual line, runs through "
         "it. Self-attention with dropout branches off and is added to the line again, "
         "then feed-forward with dropout. "
-    )
-    orders_said = {
-        "post-norm": "Post-norm: a LayerNorm box is on the line after each addition.",
-        "pre-norm": "Pre-norm: the LayerNorm boxes are on the branches, before "
-        "self-attention and before feed-forward, and the line is free.",
-    }
-    alt += " ".join(orders_said[name] for name in names)
-    return show(
-        draw, alt, (6.8, 1.3 * len(names)), (3.4, 4.6 if len(names) == 1 else 3.9)
-    )
+    ) + " ".join(words[name] for name in orders)
+    high = 1.3 if len(orders) == 1 else 3.2
+    return show(draw, alt, (6.8, high), (3.4, 4.4 * len(orders)))
