@@ -538,9 +538,9 @@ def test_clock_hands_point_where_the_table_says(browser, clocks, tmp_path, width
                 sentence = part.get_attribute("data-say").replace("−", "-")
                 start = f"{TOKENS[position]}, position {position}, hand {pair + 1}: "
                 assert sentence.startswith(start)
-                _, sine, _, cosine = sentence.removesuffix(".").rsplit(" ", 3)
+                numbers = re.search(r"sin (\S+), cos (\S+)\.( |$)", sentence)
                 wanted = table[position, 2 * pair : 2 * pair + 2].tolist()
-                found = [float(sine.strip(",")), float(cosine)]
+                found = [float(n) for n in numbers.groups()[:2]]
                 assert found == pytest.approx(wanted, abs=0.0051)
 
         check(2)
@@ -599,7 +599,7 @@ def test_table_of_positions_holds_the_table(browser, table_view, tmp_path, theme
         page.get_by_label("position p").focus()
         page.keyboard.press("ArrowRight")
         assert product(11, 5, 64) == before  # only the distance counts
-        page.get_by_label("distance k").focus()
+        page.get_by_role("slider", name="distance").focus()
         page.keyboard.press("Home")
         assert product(11, 0, 64) == 32
         page.get_by_role("button", name="d_model 16").click()

@@ -105,7 +105,7 @@ def show_sum(name: str, word, position):
         narrow=(3.4, 2.5),
     )
 
-# %% ../../notebooks/under_the_hood/04_positions.ipynb #2e674463
+# %% ../../notebooks/under_the_hood/04_positions.ipynb #2be04df4
 def show_weights(words: list[str], weights):
     """Draw attention weights (T, T) between words: rows are queries, columns keys."""
     import matplotlib.pyplot as plt
@@ -123,7 +123,7 @@ def show_weights(words: list[str], weights):
         f"{word} at {words[int(row.argmax())]}"
         for word, row in zip(words, weights, strict=True)
     )
-    return show(draw, f"Each word looks: {looks}.", (5.2, 2.4), (3.4, 3.2))
+    return show(draw, f"Each word looks: {looks}.", (5.2, 2.2), (3.4, 3.2))
 
 # %% ../../notebooks/under_the_hood/04_positions.ipynb #57dfcf1c
 _CLOCKS = r"""
@@ -159,8 +159,8 @@ return {
     + `${words.map(word).join("")}</div>`
     + speeds.map((speed, h) => `<div class="name"><b>${names[h]}</b> ${degrees(speed)} `
       + `a word</div><div class="line">${small(speed, h)}</div>`).join("")
-    + `<div class="name now">${safe(words[p])}, position ${p}`
-    + `${k ? `; dashed: ${safe(words[q])}, position ${q}` : ""}</div>`
+    + `<div class="name now"><span>${safe(words[p])}, position ${p}</span>`
+    + `${k ? ` <span>dashed: ${safe(words[q])}, position ${q}</span>` : ""}</div>`
     + `<div class="line five">${speeds.map(large).join("")}</div></div>`,
   words: k ? `From ${words[p]} to ${words[q]} the hands turn by ${turns}: the same for `
     + `any two words that are ${k} apart.`
@@ -170,7 +170,7 @@ return {
 };
 """
 _CLOCKS_STYLE = """
-.walk.wide { display: grid; grid-template-columns: 7rem 1fr; align-items: center; }
+.walk.wide { display: grid; grid-template-columns: 8rem 1fr; align-items: center; }
 .walk b { font-weight: 400; display: inline-block; min-width: 3.7rem; }
 .walk.wide b { display: block; }
 .walk .line { display: grid; grid-template-columns: repeat(var(--n), 1fr); }
@@ -179,6 +179,7 @@ _CLOCKS_STYLE = """
 .walk .word { text-align: center; font-size: .9em; padding: .3rem 0; }
 .walk .word.here { font-weight: 700; }
 .walk .name { font-size: .8em; color: var(--muted); line-height: 1.2; }
+.walk .name.now span { display: inline-block; }
 .walk .name.now { font-size: .9em; color: inherit; margin: .5rem .5rem .2rem 0; }
 .walk .small { display: block; padding: 1px; line-height: 0; text-align: center; }
 .walk .small svg { width: 100%; max-width: 2.1rem; }
@@ -255,7 +256,7 @@ def clocks_figure(words: list[str], d_model: int, pairs: int = 5) -> Interactive
         _CLOCKS_STYLE,
     )
 
-# %% ../../notebooks/under_the_hood/04_positions.ipynb #7909057e
+# %% ../../notebooks/under_the_hood/04_positions.ipynb #a0fd8fea
 _TABLE = r"""
 const d = data.widths[state.d], n = data.lengths[state.n], last = n - 1;
 const p = Math.min(state.p, last), k = Math.min(state.k, last - p);
@@ -319,7 +320,7 @@ _TABLE_STYLE = """
 .pe .half { display: grid; grid-template-columns: 2rem 1fr; align-content: start; }
 .pe .up { writing-mode: vertical-rl; rotate: 180deg; text-align: center; }
 .pe .under { text-align: center; margin-bottom: .7rem; }
-.pe .map { height: 11rem; position: relative; cursor: ns-resize;
+.pe .map { height: 10rem; position: relative; cursor: ns-resize;
   touch-action: none; }
 .pe .row { position: absolute; left: 0; right: 0; min-height: 3px;
   outline: 2px solid currentColor; }
@@ -329,7 +330,7 @@ _TABLE_STYLE = """
 .pe .ticks { display: flex; justify-content: space-between; }
 .pe .ticks span { padding: .2rem .25rem; min-width: 1.6rem; text-align: center; }
 .pe .curve { height: 9rem; position: relative; }
-.pe.side .curve { height: 11rem; }
+.pe.side .curve { height: 10rem; }
 .pe svg { display: block; width: 100%; height: 100%; overflow: visible; }
 .pe .cells { shape-rendering: crispEdges; }
 .pe .curve path { fill: none; stroke: var(--weight); stroke-width: 2.5px;
@@ -379,7 +380,7 @@ def positions_figure(d_model: int, positions: int, p: int, k: int) -> Interactiv
             ("n", "positions", lengths),
         )
     }
-    for name, label, first in (("p", "position p", p), ("k", "distance k", k)):
+    for name, label, first in (("p", "position p", p), ("k", "distance", k)):
         values = list(range(max(lengths)))
         controls[name] = {"label": label, "values": values, "start": first}
     controls["p"] |= {"steps": True, "play": True, "pace": 400}
