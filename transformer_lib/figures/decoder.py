@@ -470,7 +470,7 @@ def masks_figure(record: dict | None = None) -> InteractiveFigure:
 _WRITING_PICTURE = r"""
 const {source, target, across, inside, next, heads} = data, {safe, narrow} = tools;
 const t = state.step, done = t == next.length;
-const percent = w => `${(w / 10).toFixed(1)} %`;
+const percent = w => `${(w / 10).toFixed(1)} %`;
 const spread = (words, width) => {
   const long = words.map(word => word.length + 2.2);
   const all = long.reduce((a, b) => a + b);
