@@ -99,7 +99,7 @@ def test_the_variables_are_read_in_one_place():
 def test_the_head_names_both_scales_and_the_code_reads_them(path):
     cells = cells_of(path.stem)
     head = takewhile(lambda c: not c["source"].startswith("## "), cells)
-    box = next(c["source"] for c in head if "> **Time**" in c["source"])
+    box = next(c["source"] for c in head if "> **Small** (the default)" in c["source"])
     lines = re.sub(r"\n> ", " ", box)
     small = re.search(r"\n?> \*\*Small\*\* \(the default\) .{20,}", lines)
     full = re.search(
@@ -156,7 +156,7 @@ def test_how_to_read_tells_of_the_scale_and_of_colab():
     assert "drive.mount" in start and "TRANSFORMER_LIB_RUNS" in start
     # The first chapter that trains says where all of this stands.
     text_of_12 = [cell["source"] for cell in cells_of("12_training")]
-    box = next(source for source in text_of_12 if "> **Time**" in source)
+    box = next(source for source in text_of_12 if "> **Small** (the default)" in source)
     assert "../book/how_to_read.md#a-gpu-on-colab" in box and "Drive" in box
     assert "(a-gpu-on-colab)=" in text
 

@@ -25,6 +25,7 @@ DIRECTIVE = re.compile(r"^\s*#\s*(\||@title\b).*$")
 TITLE = re.compile(r"(?m)^#\s*@title\s+(.+)$")
 DRAWS = re.compile(r"plt\.show\(|^(show|InteractiveFigure|\w+_figure)\(", re.MULTILINE)
 CHAPTERS = "notebooks"
+WORDS_A_MINUTE = 70  # of a text with code and formulas; exercises are not counted
 
 
 def timings_of(app) -> dict:
@@ -205,12 +206,13 @@ def chapters(app) -> list[tuple[str, str, str]]:
         texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
         text = "\n".join(texts)
         title = re.search(r"(?m)^#\s+(.+?)\s*$", text)
-        reading = re.search(r"reading\s+(?:about\s+)?(\d+)\s*min", text)
+        told = re.split(r"(?m)^## (?:Exercises|Questions)", text)[0]
+        minutes = max(5, 5 * round(len(told.split()) / WORDS_A_MINUTE / 5))
         found.append(
             (
                 path.stem,
                 title.group(1) if title else path.stem,
-                f"{reading.group(1)} min" if reading else "",
+                f"{minutes} min",
             )
         )
     return found
