@@ -361,7 +361,7 @@ SHIFTS = {
     "at the end": lambda ids, bos: torch.cat([ids[:, :-1], start(ids, bos)], 1),
     "overwritten": lambda ids, bos: torch.cat([start(ids, bos), ids[:, 1:]], 1),
     "length stays T": lambda ids, bos: torch.cat([start(ids, bos), ids], 1),
-    "word it should say": lambda ids, bos: ids.clone(),
+    "word it has to predict": lambda ids, bos: ids.clone(),
     "start symbol is missing": lambda ids, bos: ids[:, :-1],
     "changes its argument": overwrites,
 }

@@ -121,17 +121,14 @@ class DecoderLayer(nn.Module):
         )
 
     def sublayers(
-        self,
-        x: Tensor,
-        look_back: Callable[[Tensor], Tensor],
-        look_at_source: Callable[[Tensor], Tensor],
+        self, x: Tensor, look_back: Callable, look_at_source: Callable
     ) -> Tensor:
-        """The layer with any two attentions, as :meth:`forward`: those of a cache, say.
+        """The layer with any two attentions: those of a cache, for example.
 
         Args:
             x: Shape (B, T, d_model).
-            look_back: From (B, T, d_model) to what is found in the target so far.
-            look_at_source: From (B, T, d_model) to what is found in the source.
+            look_back: Self-attention, from (B, T, d_model) to the same shape.
+            look_at_source: Cross-attention, from (B, T, d_model) to the same shape.
 
         Returns:
             Shape (B, T, d_model).

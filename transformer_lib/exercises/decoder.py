@@ -123,15 +123,15 @@ def check_shift_right(shift_right):
         {
             "The last token wrapped round to the front; the start symbol belongs "
             "there.": ids.roll(1, 1),
-            "You shifted left: each position reads the word that it should say, or a "
+            "You shifted left: each position reads the word that it has to predict, or a "
             "later one.": torch.cat([ids[:, 1:], bos], 1),
-            "The start symbol stands at the end; it comes first.": torch.cat(
+            "The start symbol is at the end; it comes first.": torch.cat(
                 [ids[:, :-1], bos], 1
             ),
             "Nothing was shifted, the first word was overwritten.": overwritten,
             "The last token is still there; drop it, so that the length stays "
             "T.": torch.cat([bos, ids], 1),
-            "Nothing was shifted: each position reads the word it should say.": ids,
+            "Nothing was shifted: each position reads the word it has to predict.": ids,
             "The start symbol is missing.": ids[:, :-1],
             "You shifted the sentences, not the words: the length is axis "
             "1.": torch.cat([torch.full((1, 4), 3), ids[:-1]], 0),
@@ -174,17 +174,17 @@ def wired(layer, x, memory, self_mask, memory_mask, mistake=""):
 
 # %% ../../notebooks/under_the_hood/06_decoder.ipynb #30b00adc
 WIRING = {
-    "swapped": "In the cross-attention query and memory are swapped: the decoder asks "
-    "(query), the memory is asked (key and value).",
+    "swapped": "In the cross-attention x and memory are swapped: queries come from x, "
+    "keys and values from memory.",
     "value": "The values of the cross-attention come from x; keys and values both "
     "come from the memory.",
     "key": "The keys of the cross-attention come from x; keys and values both come "
     "from the memory.",
     "alone": "The cross-attention never looks at the memory: keys and values are the "
     "memory.",
-    "pre-norm": "The norm stands before the sublayer: that is pre-norm. Here the sum "
+    "pre-norm": "The norm comes before the sublayer: that is pre-norm. Here the sum "
     "is normalized.",
-    "no residual": "The residual is missing: add x to what each sublayer says.",
+    "no residual": "The residual is missing: add x to the output of each sublayer.",
     "no residual 1": "The residual is missing round the self-attention.",
     "no residual 2": "The residual is missing round the cross-attention.",
     "no residual 3": "The residual is missing round the feed-forward network.",
