@@ -146,29 +146,21 @@ class Decoder(nn.Module):
         d_model: Width.
         num_heads: Number of heads.
         d_ff: Width of the feed-forward networks.
-        norm_first: True for pre-norm.
-        norm: What makes a normalization, called with d_model.
-        **layer: Further settings of :class:`DecoderLayer`.
+        **settings: More of :class:`DecoderLayer`, such as norm_first.
 
     Source: Vaswani et al. 2017, section 3.1.
     """
 
     def __init__(
-        self,
-        num_layers: int,
-        d_model: int,
-        num_heads: int,
-        d_ff: int,
-        norm_first: bool = False,
-        norm: Callable = nn.LayerNorm,
-        **layer,
+        self, num_layers: int, d_model: int, num_heads: int, d_ff: int, **settings
     ):
         super().__init__()
-        layer |= {"norm_first": norm_first, "norm": norm}
         self.layers = nn.ModuleList(
-            DecoderLayer(d_model, num_heads, d_ff, **layer) for _ in range(num_layers)
+            DecoderLayer(d_model, num_heads, d_ff, **settings)
+            for _ in range(num_layers)
         )
-        self.norm = norm(d_model) if norm_first else nn.Identity()
+        norm = settings.get("norm", nn.LayerNorm)
+        self.norm = norm(d_model) if settings.get("norm_first") else nn.Identity()
 
     def forward(
         self,

@@ -123,8 +123,8 @@ def check_shift_right(shift_right):
         {
             "The last token wrapped round to the front; the start symbol belongs "
             "there.": ids.roll(1, 1),
-            "You shifted left: each position reads the word that it has to predict, or a "
-            "later one.": torch.cat([ids[:, 1:], bos], 1),
+            "You shifted left: each position reads the word that it has to predict, or "
+            "a later one.": torch.cat([ids[:, 1:], bos], 1),
             "The start symbol is at the end; it comes first.": torch.cat(
                 [ids[:, :-1], bos], 1
             ),
