@@ -31,7 +31,6 @@ def plot_matrix(
     vmin: float | None = None,
     vmax: float | None = None,
     color: str = "weight",
-    cmap: str | None = None,
     write: bool | None = None,
     colorbar_label: str | None = None,
 ):
@@ -51,7 +50,6 @@ def plot_matrix(
             numbers: 0 has no color, and the two signs have the two signs' colors.
         vmax: Value of the full color; the largest finite size if not given.
         color: Name in `COLORS` of the color of what is not signed.
-        cmap: Without effect.
         write: Whether to write the values; if not given, up to 10 by 10 cells.
         colorbar_label: Written below, with the value of the full color.
 
@@ -71,14 +69,15 @@ def plot_matrix(
     write = max(rows, columns) <= 10 if write is None else write
     least = min(vmin or 0, 0)  # of signed numbers 0 has no color
     base = 0 if least < 0 else vmin or 0
-    most = None if vmax is None else max(vmax - base, -least)
+    most = None if vmax is None else float(max(vmax - base, -least))
     most = cells(ax, values - base, color, most, strength=0.45 if write else 1.0)
     if write:
         _write_values(ax, values, decimals)
     _label_matrix(ax, row_labels, column_labels, row_name, column_name)
     ax.set_title(title)
     if colorbar_label:
-        ax.set_xlabel(f"{colorbar_label}; full color: {most + base:.2g}")
+        words = f"{colorbar_label}; the full color is {most + base:.2g}"
+        ax.text(0.5, -0.03, words, ha="center", va="top", transform=ax.transAxes)
     return ax
 
 
