@@ -59,7 +59,7 @@ def test_plot_matrix(tmp_path):
     same = plot_matrix([[True, False]], ax=plt.subplots()[1])
     assert [t.get_text() for t in same.texts] == ["✓", ""]
     big = plot_matrix(np.full((30, 30), np.nan), colorbar_label="nothing")
-    assert not big.texts
+    assert [text.get_text() for text in big.texts] == ["nothing; the full color is 1"]
     big.figure.savefig(tmp_path / "big.png")
     plt.close("all")
     with pytest.raises(ValueError, match=r"shape \(2, 3, 4\)"):
