@@ -8,6 +8,7 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/unde
 __all__ = ['NOUNS', 'PARTS', 'DIGITS', 'LENGTH', 'ORDERS', 'trained_encoder', 'vocabulary', 'vectors_of', 'by_layer', 'moved', 'show_moved', 'layer_steps', 'show_hidden', 'show_spreads', 'NoResidual', 'Skip', 'build', 'mirror_sums', 'Adder', 'train_adder', 'show_taken_out', 'difference', 'measure_deep', 'show_deep', 'gradient_by_layer', 'show_orders', 'plot_layer', 'show_layer']
 
 # %% ../../notebooks/under_the_hood/05_encoder.ipynb #74a03964
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -76,9 +77,10 @@ def moved(old: str, new: str, word: str = "his") -> Tensor:
     """
     source = read_sentence()["source"]
     at = pieces_of(source).index(word)
+    changed = re.sub(rf"\b{old}\b", new, source["text"])
     here, there = (
         by_layer(trained_encoder(), vectors_of(text))[:, at]  # (L + 1, D)
-        for text in (source["text"], source["text"].replace(old, new))
+        for text in (source["text"], changed)
     )
     return (there - here).norm(dim=-1) / here.norm(dim=-1)
 
