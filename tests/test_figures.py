@@ -32,7 +32,7 @@ from transformer_lib.figures.positions import (
     positions_figure,
     show_swap,
 )
-from transformer_lib.figures.transformer import plot_transformer
+from transformer_lib.figures.transformer import show_next, show_transformer
 from transformer_lib.looking_inside import look
 from transformer_lib.multihead import MultiHeadAttention
 from transformer_lib.positions import sinusoidal_positions
@@ -800,7 +800,20 @@ def test_the_paper_s_figures_name_their_parts():
     two = words(plot_heads())
     for part in ("divide by", "mask", "softmax", "average", "side by side", "$W^O$"):
         assert part in two, part
-    one = words(plot_transformer())
-    for part in ("self-attention", "attention to memory", "feed-forward", "positions"):
-        assert part in one, part
-    assert one.count("mask") == 3 and one.count("N ×") == 2
+    _, wide, narrow = show_transformer().page.split("<svg ")
+    for one in (wide, narrow):
+        for part in "self-attention", "attention to memory", "feed-forward":
+            assert f">{part}<" in one, part
+        assert one.count("+ positions<") == 2
+        assert one.count("mask<") == 3 and one.count(">N ×<") == 2
+
+
+def test_the_translation_is_read_from_top_to_bottom():
+    """Each row of the first figure of chapter 07 reads the first of the row above."""
+    record = read_sentence()
+    _, wide, narrow = show_next(record).page.split("<svg ")
+    for best, _ in (steps[0] for steps in record["next"]):
+        name = "(end)" if best == "</s>" else best.removeprefix("▁")
+        assert f">{name}</text>" in wide and f">{name}</text>" in narrow
+    tokens = [best for (best, _), *_ in record["next"]]
+    assert tokens[:-1] == record["target"]["pieces"][1:]

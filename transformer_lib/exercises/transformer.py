@@ -18,7 +18,7 @@ from ..transformer import Transformer, TransformerConfig
 
 # %% ../../notebooks/under_the_hood/07_transformer.ipynb #169e3eb6
 def count_mistakes(V: int, d: int, N: int, f: int) -> dict[str, int]:
-    """What each usual slip adds to the count, by its name."""
+    """What each usual mistake adds to the count, by its name."""
     return {
         "the biases of the feed-forward networks are missing": -2 * N * (f + d),
         "the LayerNorms are missing": -5 * N * 2 * d,
@@ -37,7 +37,7 @@ def count_mistakes(V: int, d: int, N: int, f: int) -> dict[str, int]:
 
 @exercise_check("That is the paper's count: 65 million, for 41,100 entries.")
 def check_count(count):
-    """The number of parameters, for three sizes; names up to three slips at once."""
+    """Compare the number of parameters for three sizes; name up to three mistakes."""
     for V, d, N, f in [(97, 24, 1, 40), (41_100, 512, 6, 2048), (500, 64, 3, 100)]:
         config = TransformerConfig(V, d_model=d, num_layers=N, d_ff=f)
         gap = count(V, d, N, f) - config.num_parameters()
@@ -55,7 +55,7 @@ def check_count(count):
 # %% ../../notebooks/under_the_hood/07_transformer.ipynb #80d03a22
 @exercise_check("Words times the square root of d_model, plus positions.")
 def check_embed(embed):
-    """Values of a small embedding, and the usual wrong ones."""
+    """Compare a small embedding, and name the usual mistakes."""
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(11, 16, generator=generator)  # (V, D)
     places = torch.randn(9, 16, generator=generator)  # (length, D)
@@ -99,7 +99,7 @@ def check_embed(embed):
 
 # %% ../../notebooks/under_the_hood/07_transformer.ipynb #d14c2525
 def check_one_mask(got, wanted, name: str, usual: dict) -> None:
-    """One mask: a boolean, of the right shape, equal; else the usual reasons."""
+    """Compare one mask, and name the usual mistakes."""
     expect(
         isinstance(got, torch.Tensor) and got.dtype == torch.bool,
         f"The mask for the {name} must be a boolean tensor.",
@@ -123,7 +123,7 @@ def check_one_mask(got, wanted, name: str, usual: dict) -> None:
 
 @exercise_check("Padding and the future are hidden, and nothing else.")
 def check_masks(masks):
-    """The three masks of a small batch with padding."""
+    """Compare the three masks of a small batch with padding."""
     src = torch.tensor([[5, 6, 7, 8], [5, 6, 9, 9]])  # (B, S); 9 pads
     tgt = torch.tensor([[1, 4, 4, 9], [1, 4, 9, 9]])  # (B, T)
     answer = masks(src, tgt, 9)
@@ -161,7 +161,7 @@ def check_masks(masks):
 # %% ../../notebooks/under_the_hood/07_transformer.ipynb #587b7751
 @exercise_check("One matrix, and it stays one.")
 def check_tie(tie):
-    """Identity of the three tables after the call."""
+    """Check that the three tables are one object after the call."""
     config = TransformerConfig(
         13, d_model=8, num_heads=2, num_layers=1, d_ff=16, tie_embeddings=False
     )
