@@ -285,7 +285,7 @@ WRONG_ATTEND = {
     "wrong axis": lambda q, k, v: (scores_of(q, k) / root(q)).softmax(-2) @ v,
     "softmax is missing": lambda q, k, v: scores_of(q, k) / root(q) @ v,
     "comes after": lambda q, k, v: scores_of(q, k).softmax(-1) / root(q) @ v,
-    "blend the keys": lambda q, k, v: (scores_of(q, k) / root(q)).softmax(-1) @ k,
+    "average the keys": lambda q, k, v: (scores_of(q, k) / root(q)).softmax(-1) @ k,
     "without the weights": lambda q, k, v: scaled_dot_product_attention(q, k, v),
     "count the axes from the back": lambda q, k, v: (
         (q @ k.permute(*reversed(range(k.ndim))) / root(q)).softmax(-1) @ v

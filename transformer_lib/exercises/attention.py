@@ -74,7 +74,7 @@ def attend_mistakes(query, key, value) -> dict:
         ),
         "The scaling comes after the softmax; the scores have to be divided before "
         "it.": scores.softmax(-1) / root @ value,
-        "You blend the keys; the output is a blend of the values.": (
+        "You average the keys; the output is an average of the values.": (
             (scores / root).softmax(-1) @ key
         ),
     }

@@ -417,7 +417,8 @@ _SOFTMAX_STYLE = """
 .interactive-figure .rail span { display: block; height: 100%;
   background: var(--muted); }
 @media (max-width: 30rem) { .interactive-figure .meter {
-  grid-template-columns: 5.5rem 1fr 6.5rem; gap: .4rem; } }
+  grid-template-columns: 5.5rem 1fr 6.5rem; gap: .4rem; }
+  .interactive-figure legend { width: 5.8rem; } }
 """
 
 # %% ../../notebooks/under_the_hood/02_attention.ipynb #9c05478a
