@@ -2,15 +2,18 @@
 
 import pytest
 import torch
-from figures import check_figure, contents, said, shown
+from figures import OVERFLOW, check_figure, contents, said, shown
 from looks import AT_REST
 
 from transformer_lib.figures.hello import (
     attention_figure,
     between_words,
+    read_head,
     read_sentence,
     sides_of,
+    steps_figure,
 )
+from transformer_lib.hello import attention
 from transformer_lib.looking_inside import AttentionMaps
 from transformer_lib.runs import read_evidence
 
@@ -126,3 +129,92 @@ def test_other_heads_and_kinds_show_their_numbers(browser, record, figure, tmp_p
                 say = page.locator(".asks-0").get_attribute("data-say")
                 assert say.startswith(f"{queries[0]} looks at: {best} ")
                 assert f"Layer {layer}, head {head}" in said(page)
+
+
+# --- the six steps --------------------------------------------------------------------
+
+STEPS = ("x", "v", "score", "scaled", "weight", "z")  # what each step adds, by class
+
+
+@pytest.fixture(scope="module")
+def six():
+    return steps_figure()
+
+
+def test_six_steps_answer(browser, six, tmp_path):
+    check_figure(browser, tmp_path, six, [(".weight u", "color")])
+
+
+def numbers(page, kind):
+    """What the parts of a kind show, in their rows."""
+    rows = page.locator(f".figures .part-{kind}").evaluate_all(
+        "all => all.map(e => e.querySelector('i') ? [...e.querySelectorAll('i')].map("
+        "x => x.textContent) : [e.textContent])"
+    )
+    return [[float(text.replace("\u2212", "-")) for text in row] for row in rows]
+
+
+@pytest.mark.parametrize("width", [360, 900])
+def test_six_steps_show_what_the_function_of_the_chapter_gives(
+    browser, record, six, tmp_path, width
+):
+    steps = attention(*read_head())  # from the model's file, not from the stored rows
+    data = contents(six)["data"]
+    assert contents(six)["state"] == {"word": data["words"].index("his"), "step": 5}
+    with shown(browser, tmp_path, six, width=width) as page:
+        slider = page.locator("input[type=range]")
+        for word in ("his", "The"):
+            page.get_by_role("button", name=word, exact=True).click()
+            i = data["words"].index(word)
+            wanted = {
+                "x": [row[:4] for row in record["head"]["inputs"]],
+                "v": [row[:4] for row in steps.V],
+                "score": [[score] for score in steps.scores[i]],
+                "scaled": [[score] for score in steps.scaled[i]],
+                "weight": [[weight] for weight in steps.weights[i]],
+                "z": [steps.Z[i][:4]],
+            }
+            for step, kind in enumerate(STEPS):
+                slider.fill(str(step))
+                assert said(page).startswith(f"Step {step + 1}, ")
+                assert page.evaluate(OVERFLOW) <= 0
+                found = numbers(page, kind)
+                assert len(found) == len(wanted[kind])
+                for ours, row in zip(found, wanted[kind], strict=True):
+                    near = 0.08 if kind == "score" else 0.02
+                    assert ours == pytest.approx(row[: len(ours)], abs=near)
+
+
+def test_products_of_the_best_key_add_up_to_its_score(browser, six, tmp_path):
+    with shown(browser, tmp_path, six, width=900) as page:
+        page.locator("input[type=range]").fill("2")
+        products = numbers(page, "product")[0]
+        rest, whole = page.locator(".figures .sum").inner_text().strip("+ ").split("=")
+        assert sum(products) + float(rest) == pytest.approx(float(whole), abs=0.03)
+        assert whole.strip() in page.locator(".figures .score").all_inner_texts()
+
+
+@pytest.mark.parametrize("way", ["hover", "focus", "tap"])
+def test_code_and_numbers_show_what_belongs_together(browser, six, tmp_path, way):
+    light = "e => getComputedStyle(e).backgroundColor"
+    with shown(browser, tmp_path, six, has_touch=True) as page:
+        code, number = page.locator("code.part-v"), page.locator(".figures .v").first
+        before = number.evaluate(light)
+        getattr(code, way)()
+        assert number.evaluate(light) != before
+        assert said(page) == code.get_attribute("data-say")
+        getattr(number, way)()
+        assert code.evaluate(light) != before
+
+
+def test_six_steps_play_to_the_end(browser, six, tmp_path):
+    with shown(browser, tmp_path, six, reduced_motion="reduce") as page:
+        page.clock.install()
+        page.get_by_role("button", name="play").click()
+        assert said(page).startswith("Step 1, ")
+        for step in range(2, 7):
+            page.clock.run_for(3300)
+            assert said(page).startswith(f"Step {step}, ")
+        assert page.get_by_role("button", name="play").is_visible()
+        page.get_by_role("button", name="back").click()
+        assert said(page).startswith("Step 5, ")

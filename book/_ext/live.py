@@ -5,7 +5,7 @@ that its cells import; `live_files` are files of the library that they read. Whe
 `make` has fetched Pyodide (Python for the browser), every code cell of such a page
 becomes an editor with a Run button, but for those tagged `not-live`;
 book/_static/live.js does that, and live_runner.py beside this file runs the cells.
-Else a line under the title says how the code can be run.
+Else a line before the first of them says how the code can be run.
 """
 
 from __future__ import annotations
@@ -48,17 +48,21 @@ def is_live(app, docname: str) -> bool:
 
 
 def mark_cells(app, doctree, docname):
-    """Give live cells a class, and put the line about them under the title."""
+    """Give live cells a class, and put the line about them before the first."""
     if not is_live(app, docname):
         return
     line = nodes.paragraph(classes=["live-about"])
+    cells = [
+        cell
+        for cell in doctree.findall(nodes.container)
+        if cell.get("nb_element") == "cell_code" and has_code(cell)
+    ]
     if app.config.live_python:
         line += nodes.Text(
             "With JavaScript, cells of this page can be changed and run here."
         )
-        for cell in doctree.findall(nodes.container):
-            if cell.get("nb_element") == "cell_code" and has_code(cell):
-                cell["classes"].append("live")
+        for cell in cells:
+            cell["classes"].append("live")
     else:
         ways = app.builder.get_relative_uri(docname, "book/how_to_read")
         line += nodes.Text("To run the code of this page, ")
@@ -66,11 +70,8 @@ def mark_cells(app, doctree, docname):
         line += nodes.Text(
             ": this copy of the book was built without Pyodide, which runs it here."
         )
-    title = next(iter(doctree.findall(nodes.title)))
-    beside = title.parent.index(title) + 1
-    if "chapter-run" in title.parent[beside].get("classes", []):
-        beside += 1
-    title.parent.insert(beside, line)
+    first = cells[0]
+    first.parent.insert(first.parent.index(first), line)
 
 
 def has_code(cell) -> bool:

@@ -423,10 +423,10 @@
   function showAbout(about) {
     const resetAll = () => cells.forEach(cell => (cell.isEdited || cell.shown) && cell.reset());
     about.replaceChildren(
-      "Cells with a Run button can be changed and run: Python runs in your browser, once " +
-      "13 MB are loaded. ",
+      "Change and run the cells: Python runs in your browser, once 13 MB are loaded, and " +
+      "what you change is kept. ",
       make("span", { id: "live-keys" }, "Ctrl+Enter runs a cell, Escape leaves its text."),
-      " What you change is kept in this browser. ",
+      " ",
       make("button", { type: "button", click: resetAll }, "Reset all cells"),
     );
   }
