@@ -207,7 +207,7 @@ def test_reset_brings_text_and_output_back(reader):
 
 
 def test_a_folded_cell_keeps_its_buttons_in_the_fold(reader):
-    number = cell_with("def show(name")
+    number = cell_with("def print_table(name")
     fold = reader.cell(number).locator("summary")
     assert not reader.button("Run", number).is_visible()
     fold.click()

@@ -373,20 +373,22 @@ return {
     + line("", cell.last) + "</div></div>",
   words: cell.said,
 };
-"""
+"""  # noqa: E501
 _STEPS_STYLE = """
 .interactive-figure:has(.six) legend { width: 4.8rem; }
 .interactive-figure .six { display: grid; gap: .8rem 1.4rem; font-size: .88rem;
   font-variant-numeric: tabular-nums; }
 .interactive-figure .six.beside { grid-template-columns: 17.5rem 1fr; }
 .six .code { display: grid; align-content: start; gap: .15rem; }
-.interactive-figure .six code { background: none; border: 0; color: inherit; opacity: .8;
+.interactive-figure .six code { background: none; border: 0; color: inherit;
+  opacity: .8;
   border-left: 3px solid transparent; padding: .1rem .4rem; white-space: pre;
   font-size: .8rem; }
 .interactive-figure .six code.now { opacity: 1; font-weight: 700;
   border-color: currentColor; }
 .six code small { font-size: inherit; font-weight: 400; }
-.six .of { display: grid; grid-template-columns: 2.9rem var(--tracks); gap: .5rem; height: 1.55rem;
+.six .of { display: grid; grid-template-columns: 2.9rem var(--tracks); gap: .5rem;
+  height: 1.55rem;
   align-items: center; white-space: nowrap; }
 .six .of i { font-style: normal; } .six .head, .six .by { color: var(--muted); }
 .six .numbers i { display: inline-block; width: 2.8rem; text-align: right; }
@@ -421,7 +423,7 @@ def steps_figure(record: dict | None = None, word: str = "his") -> InteractiveFi
     """
     import matplotlib.pyplot as plt
 
-    from transformer_lib.hello import dot, matmul, softmax, transpose
+    from transformer_lib.hello import matmul, softmax, transpose
 
     record = record or read_sentence()
     head, words = record["head"], pieces_of(record["source"])
