@@ -26,7 +26,7 @@ MEASURE = """() => {
   const all = what => [...article.querySelectorAll(what)];
   const text = e => e?.textContent?.trim() ?? '';
   const end = all('section').find(s =>
-    /^(exercises|questions)/i.test(text(s.querySelector('h2'))));
+    /^(exercises|questions)/i.test(text(s.querySelector(':scope > h2'))));
   const top = e => e.getBoundingClientRect().top, from = top(article);
   const map = article.querySelector('.you-are-here');
   const last = map ? top(map) : from + article.offsetHeight;
