@@ -411,7 +411,8 @@ return {html, words: `Rows are queries, columns are keys: ${open} of ${total * t
     : "Each row of weights sums to 1. Touch a word on the left to read its row.")};
 """
 _MASKS_STYLE = """
-.interactive-figure fieldset { display: inline-flex; margin-right: 1rem; }
+.interactive-figure fieldset { display: inline-flex; margin-right: .7rem; }
+.interactive-figure input { max-width: 7rem; }
 .interactive-figure fieldset legend { width: auto; }
 .interactive-figure .yes { border: 1px solid var(--faint); }
 .interactive-figure .no { background: repeating-linear-gradient(135deg,
