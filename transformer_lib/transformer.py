@@ -207,7 +207,7 @@ class _Pretrained:
         return generate(self, src_ids, *beam, *chance)  # type: ignore[arg-type]
 
 # %% ../notebooks/07_transformer.ipynb #185da2ae
-class Transformer(Embeddings, _Pretrained):
+class Transformer(_Pretrained, Embeddings):
     """The encoder-decoder of Figure 1.
 
     Args:
