@@ -467,9 +467,7 @@ def cells(
 
 # %% ../../notebooks/under_the_hood/00_figures.ipynb #00f00018
 _TOUCH_STYLE = """
-.interactive-figure { line-height: 1.4; max-width: 46rem; font-size: .95rem;
-  --blue: var(--weight); --orange: var(--decoder);
-  --pale: var(--muted); --line: var(--faint); }
+.interactive-figure { line-height: 1.4; max-width: 46rem; font-size: .95rem; }
 .interactive-figure[data-ready] > .still { display: none; }
 .interactive-figure fieldset { border: 0; margin: 0 0 .4rem; padding: 0; min-width: 0;
   display: flex; flex-wrap: wrap; gap: .3rem; align-items: center; }

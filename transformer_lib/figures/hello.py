@@ -539,8 +539,8 @@ _LOOKUP_STYLE = """
 .interactive-figure svg.lookup { display: block; width: 100%; max-width: 31rem;
   touch-action: none; }
 .lookup text { font-size: 12px; } .lookup .side { font-size: 11.5px; }
-.lookup .field { fill: transparent; stroke: var(--line); cursor: grab; }
-.lookup .area { fill: none; stroke: var(--pale); }
+.lookup .field { fill: transparent; stroke: var(--faint); cursor: grab; }
+.lookup .area { fill: none; stroke: var(--muted); }
 .lookup .key { stroke: var(--key); stroke-width: 2px; pointer-events: none; }
 .lookup .dot { fill: var(--key); } .lookup .dot.value { fill: var(--value); }
 .lookup .query { stroke: var(--query); stroke-width: 3px; fill: var(--query);
@@ -550,7 +550,7 @@ _LOOKUP_STYLE = """
 .interactive-figure .reading { display: grid; gap: .6rem; align-items: center;
   grid-template-columns: 3rem 3.4rem 1fr 3rem; max-width: 34rem; font-size: .9em;
   font-variant-numeric: tabular-nums; min-height: 1.7rem; }
-.interactive-figure .reading .rail { height: .9rem; border: 1px solid var(--pale); }
+.interactive-figure .reading .rail { height: .9rem; border: 1px solid var(--muted); }
 .interactive-figure .reading .rail span { display: block; height: 100%;
   background: var(--weight); }
 """
