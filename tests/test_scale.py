@@ -89,7 +89,8 @@ def test_the_variables_are_read_in_one_place():
         if cell["cell_type"] == "code" and asks.search(cell["source"])
     }
     # Chapter 00 comes before anything that it could import.
-    assert sorted(found) == [f"under_the_hood/{n}" for n in ("00_why", "07_transformer")]
+    hoods = ["under_the_hood/00_why", "under_the_hood/07_transformer"]
+    assert sorted(found) == hoods
 
 
 # --- the heads ------------------------------------------------------------------------
