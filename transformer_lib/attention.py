@@ -25,7 +25,7 @@ def softmax_numpy(x: np.ndarray) -> np.ndarray:
     Returns:
         Positive weights of the same shape, summing to 1 over the last axis.
     """
-    # Subtracting the maximum changes no weight, and exp does not overflow.
+    # Subtracting the maximum changes no weight and keeps exp from overflowing.
     powers = np.exp(x - x.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
 
@@ -65,12 +65,12 @@ def scaled_dot_product_attention(
         key: Shape (..., S, d_k).
         value: Shape (..., S, d_v).
         mask: Boolean, True where attention is allowed; broadcasts to
-            (..., T, S). A row with nothing allowed gives zeros.
+            (..., T, S). A query that may see no key gets zeros.
         dropout_p: Probability with which a weight is dropped.
 
     Returns:
         The output, shape (..., T, d_v), and the weights, shape (..., T, S),
-        as they were before any were dropped.
+        before dropout.
 
     Source: Vaswani et al. 2017, section 3.2.1, equation 1.
     """

@@ -22,7 +22,7 @@ class FeedForward(nn.Module):
     Args:
         d_model: Width of input and output.
         d_ff: Number of hidden units.
-        activation: Applied to the hidden units; the paper has the ReLU.
+        activation: Applied to the hidden units; the paper uses ReLU.
 
     Source: Vaswani et al. 2017, section 3.3, equation 2.
     """
@@ -39,7 +39,7 @@ class FeedForward(nn.Module):
 
 # %% ../notebooks/05_encoder.ipynb #33fc0c28
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Layer normalization by its formula; nn.LayerNorm is the same, faster.
+    """Layer normalization, written out; nn.LayerNorm computes the same, faster.
 
     Args:
         x: Shape (..., d_model).
@@ -64,8 +64,8 @@ class Residual(nn.Module):
         d_model: Width.
         dropout: Probability of dropout on the sublayer's output.
         norm_first: True for pre-norm.
-        norm: What makes the normalization, called with d_model.
-        dropout_layer: What makes the dropout, called with its probability.
+        norm: Builds the normalization; called with d_model.
+        dropout_layer: Builds the dropout; called with its probability.
 
     Source: Vaswani et al. 2017, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020.
     """
@@ -101,14 +101,14 @@ class EncoderLayer(nn.Module):
         norm_first: True for pre-norm; the paper's post-norm is the default.
         attention_dropout: Probability with which an attention weight is dropped
             (the paper drops none).
-        self_attention: What makes the attention, called as :class:`MultiHeadAttention`.
-        feed_forward: What makes the network, called with d_model and d_ff.
-        norm: What makes a normalization, called with d_model.
-        dropout_layer: What makes a dropout, called with its probability.
-        **settings: More for the attention (d_k, d_v, bias, attention).
+        self_attention: Builds the attention; called like :class:`MultiHeadAttention`.
+        feed_forward: Builds the network; called with d_model and d_ff.
+        norm: Builds a normalization; called with d_model.
+        dropout_layer: Builds a dropout; called with its probability.
+        **settings: Further arguments of the attention (d_k, d_v, bias, attention).
 
     Raises:
-        ValueError: If d_model does not divide into the heads, or a probability is
+        ValueError: If d_model is not divisible by num_heads, or a probability is
             outside [0, 1].
 
     Source: Vaswani et al. 2017, section 3.1.
@@ -141,20 +141,20 @@ class EncoderLayer(nn.Module):
         return self.sublayers(x, lambda y: self.self_attention(y, y, y, mask)[0])
 
     def sublayers(self, x: Tensor, look: Callable[[Tensor], Tensor]) -> Tensor:
-        """The layer with any attention, as :meth:`forward`: that of a cache, say."""
+        """Like :meth:`forward`, with any attention as look, such as a cached one."""
         x = self.residual_1(x, look)
         return self.residual_2(x, self.feed_forward)
 
 # %% ../notebooks/05_encoder.ipynb #8cd3af7b
 class Encoder(nn.Module):
-    """A stack of encoder layers; with pre-norm, a last normalization.
+    """A stack of encoder layers; pre-norm adds a final normalization.
 
     Args:
         num_layers: L, the number of layers.
         d_model: Width.
         num_heads: Number of heads.
         d_ff: Width of the feed-forward networks.
-        **settings: More of :class:`EncoderLayer`, such as norm_first.
+        **settings: Further arguments of :class:`EncoderLayer`, such as norm_first.
 
     Source: Vaswani et al. 2017, section 3.1.
     """

@@ -269,7 +269,7 @@ def show_variance(widths: list[int], normal: list[float], coins: list[float]) ->
         ax.plot(widths, widths, color=COLORS["faint"], label="predicted: $d_k$")
         ax.plot(widths, normal, "o", color=COLORS["text"], label="normal numbers")
         red = COLORS["positive"]
-        ax.plot(widths, coins, "x", color=red, markersize=9, label="coins of ±1")
+        ax.plot(widths, coins, "x", color=red, markersize=9, label="coin flips of ±1")
         ax.plot(widths, divided, "s", color=COLORS["weight"], label="divided by $√d_k$")
         ax.set(xscale="log", yscale="log", xlabel="$d_k$ (numbers in a query)")
         ax.set(ylabel="variance of a score")

@@ -93,7 +93,7 @@ def show_moved() -> Drawn:
     }
     owner = moved("man", "woman")
     said = {
-        "neuter": "neuter, as Haus:\ncar, book, horse …",
+        "neuter": "neuter, like Haus:\ncar, book, horse …",
         "masculine": "masculine:\nring, dog …",
         "feminine": "feminine:\ncat, watch …",
     }
@@ -117,9 +117,9 @@ def show_moved() -> Drawn:
         names = ["before", *range(1, len(owner))]
         ax.set(xticks=layers, xticklabels=names, xlabel="after layer", ylim=(0, 100))
         ax.set(xlim=(0, len(owner) + (0.6 if narrow else 0.3)))
-        ax.set_ylabel("how far his moves (%)")
+        ax.set_ylabel("how far “his” moves (%)")
         count = sum(len(lines) for lines in nouns.values())
-        ax.set_title(f"{count} nouns in the place of house", loc="left", fontsize=10)
+        ax.set_title(f"{count} nouns in place of “house”", loc="left", fontsize=10)
         return fig
 
     alt = (
