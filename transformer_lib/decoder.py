@@ -37,12 +37,12 @@ def padding_mask(ids: Tensor, pad_id: int = 0) -> Tensor:
 
     Args:
         ids: int64, shape (B, S).
-        pad_id: The id of padding: 0 in all of this library.
+        pad_id: The id of padding; 0 everywhere in this library.
 
     Returns:
         Boolean, shape (B, 1, 1, S): broadcasts over heads and queries.
 
-    Source: the paper does not mention padding; batches of unequal sentences need it.
+    Source: the paper does not mention padding; sentences of unequal length need it.
     """
     return (ids != pad_id)[:, None, None, :]
 
@@ -58,15 +58,15 @@ class DecoderLayer(nn.Module):
         norm_first: True for pre-norm; the paper's post-norm is the default.
         attention_dropout: Probability with which an attention weight is dropped
             (the paper drops none).
-        self_attention: What makes the attention, called as :class:`MultiHeadAttention`.
-        cross_attention: The same for the attention to the encoder.
-        feed_forward: What makes the network, called with d_model and d_ff.
-        norm: What makes a normalization, called with d_model.
-        dropout_layer: What makes a dropout, called with its probability.
-        **settings: More for both attentions (d_k, d_v, bias, attention).
+        self_attention: Builds self-attention; called like :class:`MultiHeadAttention`.
+        cross_attention: Builds the attention to the encoder; called likewise.
+        feed_forward: Builds the feed-forward network; called with d_model and d_ff.
+        norm: Builds each normalization; called with d_model.
+        dropout_layer: Builds each dropout; called with its probability.
+        **settings: Further arguments of both attentions (d_k, d_v, bias, attention).
 
     Raises:
-        ValueError: If d_model does not divide into the heads, or a probability is
+        ValueError: If d_model is not divisible by num_heads, or a probability is
             outside [0, 1].
 
     Source: Vaswani et al. 2017, section 3.1.
@@ -123,7 +123,7 @@ class DecoderLayer(nn.Module):
     def sublayers(
         self, x: Tensor, look_back: Callable, look_at_source: Callable
     ) -> Tensor:
-        """The layer with any two attentions: those of a cache, for example.
+        """Run the layer with two given attentions, such as those of a cache.
 
         Args:
             x: Shape (B, T, d_model).
@@ -139,14 +139,14 @@ class DecoderLayer(nn.Module):
 
 # %% ../notebooks/06_decoder.ipynb #d6a10002
 class Decoder(nn.Module):
-    """A stack of decoder layers; with pre-norm, a last normalization.
+    """A stack of decoder layers, with a final normalization if pre-norm.
 
     Args:
         num_layers: L, the number of layers.
         d_model: Width.
         num_heads: Number of heads.
         d_ff: Width of the feed-forward networks.
-        **settings: More of :class:`DecoderLayer`, such as norm_first.
+        **settings: Further arguments of :class:`DecoderLayer`, such as norm_first.
 
     Source: Vaswani et al. 2017, section 3.1.
     """

@@ -1,4 +1,4 @@
-"""The whole encoder-decoder of Figure 1: its settings, its ends, and its parameters.
+"""The paper's whole encoder-decoder: settings, input and output, parameters.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/07_transformer.html"""
 
@@ -31,10 +31,10 @@ class TransformerConfig:
     """The settings of a Transformer.
 
     Args:
-        vocab_size: Entries of the vocabulary that source and target share.
+        vocab_size: Size of the vocabulary, which source and target share.
         d_model: Width of the model.
         num_heads: Number of attention heads.
-        num_layers: L, layers in the encoder, and as many in the decoder.
+        num_layers: L, the number of layers in each of encoder and decoder.
         d_ff: Width of the feed-forward networks.
         d_k: Width of a head's queries and keys; d_model // num_heads if None.
         d_v: Width of a head's values; d_model // num_heads if None.
@@ -46,7 +46,7 @@ class TransformerConfig:
         attention_bias: Whether attention's projections have biases.
         tie_embeddings: Whether both embeddings and the output projection share
             one matrix.
-        activation: In the feed-forward networks: "relu" as in the paper, "gelu" or
+        activation: Of the feed-forward networks: "relu" as in the paper, "gelu" or
             "swish".
         output_bias: Whether the logits have a bias (the paper has none).
 
@@ -92,7 +92,7 @@ class TransformerConfig:
         return sum(self.count_parts().values())
 
     def count_parts(self) -> dict[str, int]:
-        """The same by part: "embeddings", "encoder", "decoder", "positions"."""
+        """Count parameters by part: "embeddings", "encoder", "decoder", "positions"."""
         return _count_parts(self)
 
 # %% ../notebooks/07_transformer.ipynb #d926b18a
@@ -163,13 +163,13 @@ class Embeddings(nn.Module):
 
 
 class _Pretrained:
-    """A Transformer's methods that call later chapters."""
+    """The methods of Transformer that call code of later chapters."""
 
     @classmethod
     def from_pretrained(
         cls, name_or_folder: str | Path = "tatoeba-en-de", device: str | None = None
     ) -> "Transformer":
-        """The model alone of :func:`~transformer_lib.runs.folder.load_pretrained`."""
+        """The model that :func:`~transformer_lib.runs.folder.load_pretrained` reads."""
         from transformer_lib.runs import load_pretrained
 
         return load_pretrained(name_or_folder, device)[0]
@@ -181,7 +181,7 @@ class _Pretrained:
         half: bool = True,
         about: dict | None = None,
     ) -> Path:
-        """Write it to a folder: :func:`~transformer_lib.runs.folder.save_model`."""
+        """Save it to a folder: :func:`~transformer_lib.runs.folder.save_model`."""
         from transformer_lib.runs import save_model
 
         return save_model(self, folder, tokenizer, half, about)  # type: ignore[arg-type]
@@ -280,7 +280,7 @@ class Transformer(_Pretrained, Embeddings):
         Args:
             tgt_ids: int64, shape (B, T), beginning with the start symbol.
             memory: Output of encode, shape (B, S, d_model).
-            src_ids: The source ids again, shape (B, S): they say what is padding.
+            src_ids: The source ids again, shape (B, S), to find the padding.
             self_mask: True where a target position may look at another, broadcasts to
                 (B, H, T, T); by default the causal mask.
             memory_mask: True where it may look at the source, broadcasts to
