@@ -46,7 +46,7 @@ class TransformerConfig:
         attention_bias: Whether attention's projections have biases.
         tie_embeddings: Whether both embeddings and the output projection share
             one matrix.
-        activation: Of the feed-forward networks: "relu" as in the paper, "gelu" or
+        activation: In feed-forward networks: "relu" as in the paper, "gelu" or
             "swish".
         output_bias: Whether the logits have a bias (the paper has none).
 
