@@ -47,7 +47,7 @@ TRIED = [
     ),
     (
         "The bat flew out of the cave.",
-        "The animal, not the one to play with.",
+        "*Bat* is the animal here.",
         r"fledermaus",
         "Die Fledermaus flog aus der Höhle.",
     ),
@@ -59,7 +59,7 @@ TRIED = [
     ),
     (
         "The animal didn't cross the street because it was too tired.",
-        "*It* is the animal: *es*. *Sie* is the street.",
+        "*It* is the animal, in German *es*; *sie* is the street.",
         r"weil es|es war",
         "Das Tier überquerte die Straße nicht, weil es zu müde war.",
     ),

@@ -791,7 +791,7 @@ def scene_learning(s: Stage):
     marks += [
         s.label(f"{last:,} updates", right, under, "note", "lu", "end"),
         s.label("0", left, under, "note", "lz"),
-        s.label("tokens it hesitates between", left, over, "note", "lp", "start"),
+        s.label("tokens it is choosing among", left, over, "note", "lp", "start"),
     ]
 
     def reached(n):

@@ -27,8 +27,8 @@ STOPS = {  # anchor -> what the map lights there
     "stop-3-the-last-decoder-layer": ["dec-feed"],
     "stop-4-across-to-the-source": ["dec-across"],
     "stop-5-the-memory": ["enc-feed"],
-    "stop-6-heads-mixed": ["enc-attention"],
-    "stop-7-a-weight-of-attention": ["enc-attention"],
+    "stop-6-the-heads-combined": ["enc-attention"],
+    "stop-7-an-attention-weight": ["enc-attention"],
     "stop-8-a-word-and-its-position": ["src-in"],
 }
 ATTENTION = ["enc-attention", "dec-self", "dec-across", "attention"]
