@@ -374,8 +374,8 @@ class Through(SphinxDirective):
                 "the sum of word and position through every sublayer of the encoder.",
             )
         words = (
-            "Here you can open every number, if JavaScript is on and a server sends the "
-            "page (make serve starts one)."
+            "Here you can open every number, if JavaScript is on and a server sends "
+            "the page (make serve starts one)."
         )
         html = f'<div class="through"{data}>{picture}<p>{words}</p></div>'
         return [nodes.raw("", html, format="html")]
