@@ -177,7 +177,7 @@ def test_changed_embeddings_change_the_output(reader):
     cells[at] = cells[at].replace("X = [[1, 0, 1, 0]", "X = [[1, 1, 1, 0]")
     text, error, notes = reader.run(number)
     assert text == plain_outputs(cells[:number])[-1] != before
-    assert f"Run first: cell {first} (changed by you: cell {first})" in notes
+    assert f"Run first: cells 1–3 (changed by you: cell {first})" in notes
     assert not error
     text, error, notes = reader.run(last)
     assert "AssertionError" in error and "with your change" in notes

@@ -381,10 +381,9 @@ _STEPS_STYLE = """
 .interactive-figure .six.beside { grid-template-columns: 17.5rem 1fr; }
 .six .code { display: grid; align-content: start; gap: .15rem; }
 .interactive-figure .six code { background: none; border: 0; color: inherit;
-  opacity: .8;
   border-left: 3px solid transparent; padding: .1rem .4rem; white-space: pre;
   font-size: .8rem; }
-.interactive-figure .six code.now { opacity: 1; font-weight: 700;
+.interactive-figure .six code.now { font-weight: 700;
   border-color: currentColor; }
 .six code small { font-size: inherit; font-weight: 400; }
 .six .of { display: grid; grid-template-columns: 2.9rem var(--tracks); gap: .5rem;
