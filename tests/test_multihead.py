@@ -416,7 +416,7 @@ WRONG_SILENCE = {
     "silenced index 2": silenced(lambda a, h: zero("w_o", columns)(a, h + 1)),
     "other way round": silenced(keep_only),
     "rows of w_o": silenced(zero("w_o", lambda h: slice(5 * h, 5 * h + 5))),
-    "still blends": silenced(zero("w_q", lambda h: slice(2 * h, 2 * h + 2))),
+    "still averages": silenced(zero("w_q", lambda h: slice(2 * h, 2 * h + 2))),
     "d_v wide": silenced(zero("w_o", lambda h: (slice(None), slice(2 * h, 2 * h + 2)))),
     "a copy": lambda attention, head: attention.w_o,
 }

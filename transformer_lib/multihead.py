@@ -35,14 +35,14 @@ class MultiHeadAttention(nn.Module):
         d_v: Width of a head's values; d_model // num_heads if None.
         dropout: Probability of dropping a weight in training.
         bias: Whether the four projections have biases (the paper's have none).
-        attention: The function that attends in all heads at once, from query
+        attention: The attention function, called once for all heads. It takes query
             (B, H, T, d_k), key (B, H, S, d_k), value (B, H, S, d_v), mask and dropout
-            probability; returns the output (B, H, T, d_v), alone or with the weights
-            (B, H, T, S). :func:`fused_attention` if None.
+            probability, and returns the output (B, H, T, d_v), alone or with the
+            weights (B, H, T, S). :func:`fused_attention` if None.
 
     Raises:
-        ValueError: If a size is not positive, `num_heads` does not divide `d_model`
-            where it has to, or `dropout` is not between 0 and 1.
+        ValueError: If a size is not positive, `num_heads` does not divide `d_model` and
+            `d_k` or `d_v` is None, or `dropout` is not between 0 and 1.
 
     Source: Vaswani et al. 2017, section 3.2.2 and Figure 2.
     """
@@ -105,7 +105,7 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend to projected keys and values; the rest as in :meth:`forward`."""
+        """Attend to keys and values already projected; otherwise like `forward`."""
         q = split_heads(self.w_q(query), self.num_heads)  # (B, H, T, K)
         p = self.dropout if self.training else 0.0
         attention = scaled_dot_product_attention if need_weights else self.attention

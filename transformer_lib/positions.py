@@ -1,4 +1,4 @@
-"""How a word knows where it is: sines and cosines, the rotation behind them, and learned positions.
+"""How a model knows where a word is: sines and cosines, the rotation behind them, and learned positions.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/04_positions.html"""
 
@@ -19,7 +19,7 @@ def frequencies(d_model: int) -> Tensor:
         d_model: Width, an even number.
 
     Returns:
-        Shape (d_model / 2,), float64: 1 for pair 0, then smaller and smaller.
+        Shape (d_model / 2,), float64: 1 for pair 0, decreasing from there.
 
     Raises:
         ValueError: If `d_model` is odd or below 2.
@@ -49,7 +49,7 @@ def sinusoidal_positions(length: int, d_model: int) -> Tensor:
     Source: Vaswani et al. 2017, section 3.5.
     """
     if isinstance(length, float) or length < 0:
-        raise ValueError(f"length={length}: it must be 0 or more, and whole.")
+        raise ValueError(f"length={length}: it must be a whole number, 0 or more.")
     position = torch.arange(length, dtype=torch.float64)[:, None]  # (T, 1)
     angle = position * frequencies(d_model)  # (T, 1) * (D / 2) -> (T, D / 2)
     table = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (T, D / 2, 2)
@@ -57,15 +57,15 @@ def sinusoidal_positions(length: int, d_model: int) -> Tensor:
 
 # %% ../notebooks/04_positions.ipynb #85a3ecd4
 def position_rotation(k: int, d_model: int) -> Tensor:
-    """The matrix that carries PE(pos) to PE(pos + k), the same for every pos.
+    """The matrix that turns PE(pos) into PE(pos + k), the same for every pos.
 
     Args:
         k: Step in positions; negative goes back.
         d_model: Width, an even number.
 
     Returns:
-        Shape (d_model, d_model), float64: a 2 x 2 rotation for each pair, for
-        columns: ``PE(pos + k) = position_rotation(k, d_model) @ PE(pos)``.
+        Shape (d_model, d_model), float64, a 2 x 2 rotation for each pair. It
+        multiplies columns: ``PE(pos + k) = position_rotation(k, d_model) @ PE(pos)``.
 
     Raises:
         ValueError: If `d_model` is odd or below 2.
@@ -127,5 +127,5 @@ class LearnedPositions(nn.Module):
         """Rows for positions start to start + length - 1: (length, d_model)."""
         end = start + length
         if end > len(self.table):
-            raise ValueError(f"{end} positions, and max_length is {len(self.table)}.")
+            raise ValueError(f"{end} positions, but max_length is {len(self.table)}.")
         return self.table[start:end]

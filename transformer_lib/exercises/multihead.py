@@ -99,7 +99,7 @@ def check_multi_head(multi_head):
     )
     q, k, v = (split_heads(x @ w, 3) for w in (w_q, w_k, w_v))
     right = merge_heads(scaled_dot_product_attention(q, k, v)[0]) @ w_o
-    said = "The numbers are not right. Print the shape after each of the four steps."
+    said = "The numbers are not right. Print the shape after each step."
     compare(got, right, multi_head_mistakes(x, *matrices, 3), said)
 
 # %% ../../notebooks/under_the_hood/03_multihead.ipynb #dc5e4a22
@@ -146,8 +146,8 @@ def check_without_head(without_head):
             "Only the head is left and all others are silent: it is the other way "
             "round.": each[1],
             "You set rows of w_o.weight to zero: that wipes out parts of the output "
-            "of all heads. A head comes in by columns.": rows,
-            "Queries or keys of zero make all scores equal: the head still blends "
+            "of all heads. A head has its own columns.": rows,
+            "Queries or keys of zero make all scores equal: the head still averages "
             "its values, evenly. Silence its values or its columns of w_o.": uniform,
         }
         said = "Some other head is changed too, or this one not wholly: a head's "
