@@ -250,7 +250,7 @@ def clocks_figure(words: list[str], d_model: int, pairs: int = 5) -> Interactive
         controls,
         _CLOCKS,
         draw,
-        f"Under each of {len(words)} words, {pairs} clocks. The hand of the first turns "
+        f"Under each of {len(words)} words, {pairs} clocks. The first hand turns "
         "by 57 degrees from word to word, each further hand more slowly; the last "
         "hardly moves.",
         _CLOCKS_STYLE,
