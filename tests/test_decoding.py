@@ -636,7 +636,7 @@ def test_the_class_has_its_methods_when_nothing_else_was_imported():
         from transformer_lib.transformer import Transformer
         assert not {"runs", "decoding"} & {n.split(".")[-1] for n in sys.modules}
         for name in ("from_pretrained", "save_pretrained", "generate"):
-            print(Transformer.__dict__[name].__annotations__["return"])
+            print(getattr(Transformer, name).__annotations__["return"])
         model = Transformer.from_pretrained(device="cpu")
         print(len(model.generate(torch.tensor([[7, 8, 3]]), beam_size=1)))
     """

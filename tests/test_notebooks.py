@@ -259,9 +259,8 @@ def test_something_is_seen_before_the_list_of_what_is_needed(name):
     """A figure, or what the thing at work prints."""
     (path,) = (path for path in PATHS if name_of(path)[3:] == name)
     every = cells(path)
-    wants = next(
-        i for i, c in enumerate(every) if "> **You will build**" in c["source"]
-    )
+    begins = re.compile(r"^(> \*\*You will build\*\*|## )", re.M)
+    wants = next(i for i, c in enumerate(every) if begins.search(c["source"]))
     seen = [c for c in every[:wants] if c["cell_type"] == "code"]
     if name in FIGURE_FIRST:
         assert any(c["metadata"].get("mystnb", {}).get("caption") for c in seen)
