@@ -74,7 +74,7 @@ SPOKEN = re.compile(r"^[^\W\d_]+,?(?: [^\W\d_]+,?){2,}[.?!]?$")
 # What is no prose, or is written by the book's own extensions at each build.
 OTHER = (
     ".headerlink, .math, nav, svg, style, [hidden], .chapter-run, .chapter-times, "
-    ".bibliography, .citation, .stored"
+    ".bibliography, .citation, .stored, .tour-number"
 )
 
 
@@ -98,7 +98,7 @@ def parts_of(source: str) -> tuple[list[list[str]], list[str], str]:
     soup = bs4.BeautifulSoup(source, "html.parser")
     article = soup.find("article") or soup
     shown = []
-    for cell in article.select("div.cell, script"):
+    for cell in article.select("div.cell, div.tour-sum, script"):
         shown.append(text_of(cell))
         cell.extract()
     for other in article.select(OTHER):

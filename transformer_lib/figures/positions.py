@@ -240,7 +240,7 @@ def clocks_figure(words: list[str], d_model: int, pairs: int = 5) -> Interactive
         "k": {
             "label": "step k",
             "choices": ["none", "1", "2", "3"],
-            "spoken": ["no step", "step 1", "step 2", "step 3"],
+            "spoken": ["none", "step 1", "step 2", "step 3"],
             "start": 0,
         },
     }
