@@ -1,16 +1,14 @@
 """One sentence through the model: every number is the sum that it opens."""
 
-import functools
-import http.server
 import json
 import re
 import shutil
 import sys
-import threading
 
 import pytest
 import torch
 from built import HTML, ROOT
+from look import served
 from looks import BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 from test_live_pages import Reader
 
@@ -54,18 +52,10 @@ def folder(trace, tmp_path_factory):
     return top
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture(scope="module")
 def address(folder):
-    handler = functools.partial(Quiet, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/page.html"
-    server.shutdown()
+    with served(folder) as site:
+        yield f"{site}/page.html"
 
 
 class Person(Reader):
