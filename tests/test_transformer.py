@@ -381,7 +381,7 @@ def test_longer_than_learned_positions():
     model = make(positions="learned", max_length=6)
     model(ids(1, 6), ids(1, 6))
     for source, target in [(7, 3), (3, 7)]:
-        with pytest.raises(ValueError, match="7 positions, and max_length is 6"):
+        with pytest.raises(ValueError, match="7 positions, but max_length is 6"):
             model(ids(1, source), ids(1, target))
 
 
