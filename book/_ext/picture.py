@@ -281,7 +281,7 @@ def encoder(known) -> Column:
         "e",
         "05_encoder",
         f"{c.num_layers} such layers: {total}",
-        f"out comes the memory {memory},",
+        f"output: the memory {memory},",
         "for every layer of the decoder  →",
         arrow=False,
     )
@@ -308,7 +308,7 @@ def encoder(known) -> Column:
         "n",
         "12_training",
         "Training: all places at once",
-        "pairs 08 · batches 10 · loss, rate 11 · runs 13",
+        "data 08 · batches 10 · loss 11 · runs 13",
         f"cross-entropy, smoothed by ε = {known['label_smoothing']}",
         f"Adam, rate min(1/√t, t/√{known['warmup']}³) / √{c.d_model}",
         arrow=False,
@@ -361,7 +361,7 @@ def decoder(known) -> Column:
         "d",
         "06_decoder",
         f"{c.num_layers} such layers: {total}",
-        f"out come hidden states {shape(shapes['decoder'])}",
+        f"output: hidden states {shape(shapes['decoder'])}",
     )
     column.box(
         "n",

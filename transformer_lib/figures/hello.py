@@ -164,7 +164,7 @@ return {
 
 
 SENTENCE_STYLE = """
-.interactive-figure svg.sentence { display: block; width: 100%; max-width: 30rem; }
+.interactive-figure svg.sentence { display: block; width: 100%; max-width: 27rem; }
 .sentence text { font-size: 15px; } .sentence .side { font-size: 11.5px; }
 .sentence .word rect { fill: transparent; }
 .sentence .word:is(:hover, :focus) rect {
@@ -341,7 +341,7 @@ const cell = {
      row: i => small(i) + weight(i),
      said: `Step 5, softmax. e to the power of each, divided by the total: now they are `
        + `positive and add up to 1. ${most} gets ${weights[best].toFixed(3)}.`},
-    {tracks: narrow ? "5.2rem 1fr" : "9rem 1fr", head: head("weights", "V: values"),
+    {tracks: narrow ? "5.2rem 1fr" : "9rem 1fr", head: head("weights", `V: values, ${shown} of ${width}`),
      row: i => weight(i) + value(i),
      last: '<span class="by">sum:</span>' + numbers("z", "", `Output of ${it}`, z[me]),
      said: `Step 6, weighted sum. Each value times its weight, all added up, is the output `
@@ -391,6 +391,7 @@ _STEPS_STYLE = """
   align-items: center; white-space: nowrap; }
 .six .of i { font-style: normal; } .six .head, .six .by { color: var(--muted); }
 .six .numbers i { display: inline-block; width: 2.8rem; text-align: right; }
+.six.beside .numbers i { font-size: .92em; }
 .six .by { text-align: center; } .six .tight { font-size: .82rem; }
 .six .score, .six .scaled { justify-self: start; width: 3.4rem; text-align: right; }
 .six .weight { display: flex; gap: .4rem; align-items: center; }
@@ -535,7 +536,7 @@ return {
 };
 """
 _LOOKUP_STYLE = """
-.interactive-figure svg.lookup { display: block; width: 100%; max-width: 31rem;
+.interactive-figure svg.lookup { display: block; width: 100%; max-width: 28rem;
   touch-action: none; }
 .lookup text { font-size: 12px; } .lookup .side { font-size: 11.5px; }
 .lookup .field { fill: transparent; stroke: var(--faint); cursor: grab; }

@@ -245,7 +245,7 @@ _LOOKS = {  # of each network: color, mark, line
     "LSTM": (COLORS["decoder"], "o", "-"),
     "LSTM + Bahdanau attention": (COLORS["across"], "s", "--"),
     "one attention layer": (COLORS["weight"], "D", "-"),
-    "RNN": (COLORS["negative"], "", "-"),
+    "RNN": (COLORS["muted"], "", ":"),
     "LSTM, forget gate open": (COLORS["across"], "", "--"),
     "attention": (COLORS["weight"], "D", "-"),
 }
