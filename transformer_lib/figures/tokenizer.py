@@ -63,7 +63,7 @@ def show_tokens(source: dict, target: dict) -> Drawn:
     rows = (zip(side["pieces"], side["ids"], strict=True) for side in (source, target))
     said = "; ".join(", ".join(f"{token} {i}" for token, i in row) for row in rows)
     alt = f"Tokens in boxes, the id below each: {said}."
-    return show(draw, alt, (7.2, 1.7), (3.4, 3.2))
+    return show(draw, alt, (7.2, 1.7), (3.4, 3.5))
 
 
 def merges_of(tokenizer: Tokenizer) -> list[tuple[str, str]]:
