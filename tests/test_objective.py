@@ -3,17 +3,16 @@
 import math
 import re
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.nn.functional as F
-from figures import check_figure, figure_in, said, shown
+from figures import check_figure, said, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from transformer_lib.exercises import objective as checks
-from transformer_lib.figures.frame import InteractiveFigure
+from transformer_lib.figures.objective import target_figure
 from transformer_lib.objective import (
     build_optimizer,
     chunked_cross_entropy,
@@ -51,9 +50,7 @@ def asked_for(way, V, epsilon):
 
 def test_the_smoothed_target_says_what_is_asked_for(browser, tmp_path):
     """Each convention, by buttons and sliders; the floor is torch's lowest loss."""
-    names = {"plt": plt, "InteractiveFigure": InteractiveFigure}
-    names["smoothed_truth"] = lambda *settings: torch.full((8,), 0.1).numpy()
-    figure = figure_in("11_objective", names, "TARGET = ")
+    figure = target_figure()
     check_figure(browser, tmp_path, figure, [(".right", "fill"), (".other", "fill")])
     with shown(browser, tmp_path, figure, width=1000) as page:
         epsilon, words = (

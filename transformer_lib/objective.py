@@ -11,28 +11,18 @@ __all__ = ['label_smoothed_cross_entropy', 'build_optimizer', 'noam_lr', 'chunke
 import torch
 from torch import Tensor, nn
 
-# %% ../notebooks/11_objective.ipynb #681af605
+# %% ../notebooks/11_objective.ipynb #b43fe312
 def _loss_and_gradient_(
     logits: Tensor, target: Tensor, label_smoothing: float, gradient: bool = True
 ) -> Tensor:
-    """Smoothed cross-entropy of each row; the logits become its gradient, in place.
-
-    Args:
-        logits: Shape (N, V), float32 or float64; overwritten.
-        target: int64, shape (N,).
-        label_smoothing: Share of the target that is spread over all V entries.
-        gradient: Whether the gradient is wanted; without it the logits are spoiled.
-
-    Returns:
-        The losses, shape (N,), in nats.
-    """
+    """Losses (N,) of logits (N, V), which become the gradient in place; target (N,)."""
     rows = torch.arange(len(target), device=target.device)
     loss = (label_smoothing - 1) * logits[rows, target]  # (N,)
     if label_smoothing:
         loss -= label_smoothing * logits.mean(-1)
     top = logits.amax(-1, keepdim=True)  # (N, 1): so that exp does not overflow
     total = logits.sub_(top).exp_().sum(-1, keepdim=True)  # (N, 1)
-    loss += (total.log() + top).squeeze(-1)
+    loss += (total.log() + top).squeeze(-1)  # logsumexp
     if gradient:
         logits.div_(total)  # the probabilities
         if label_smoothing:
@@ -40,15 +30,15 @@ def _loss_and_gradient_(
         logits[rows, target] -= 1 - label_smoothing
     return loss
 
-# %% ../notebooks/11_objective.ipynb #59f33674
+# %% ../notebooks/11_objective.ipynb #c6244bc3
 def label_smoothed_cross_entropy(
     logits: Tensor, target: Tensor, label_smoothing: float = 0.1, pad_id: int = 0
 ) -> Tensor:
-    """Mean cross-entropy against a smoothed target, padding left out.
+    """Mean cross-entropy against a smoothed target, without padding.
 
-    The target keeps 1 - label_smoothing; label_smoothing is spread over all V entries,
-    the target included (label_smoothing / V each): torch's convention. Logits of half
-    precision are computed with in float32.
+    The right token keeps 1 - label_smoothing; the rest is spread over all V entries,
+    the right one included (label_smoothing / V each): PyTorch's convention. Logits of
+    half precision are converted to float32.
 
     Args:
         logits: Shape (..., V).
@@ -71,12 +61,12 @@ def label_smoothed_cross_entropy(
         rows, target, target != pad_id, label_smoothing, gradient
     )
 
-# %% ../notebooks/11_objective.ipynb #f083292b
+# %% ../notebooks/11_objective.ipynb #2eddab11
 def build_optimizer(model: nn.Module, fused: bool = True) -> torch.optim.Adam:
-    """Adam with the paper's constants; the learning rate is set at each step.
+    """Adam with the paper's constants; set the learning rate before each step.
 
     Args:
-        model: The model whose parameters are to be trained.
+        model: The model whose parameters are trained.
         fused: Whether a step is one pass over memory, or one for each operation.
 
     Returns:
@@ -88,7 +78,7 @@ def build_optimizer(model: nn.Module, fused: bool = True) -> torch.optim.Adam:
         model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=fused
     )
 
-# %% ../notebooks/11_objective.ipynb #dda211ab
+# %% ../notebooks/11_objective.ipynb #df1c3ff1
 def noam_lr(step: int, d_model: int, warmup: int = 4000, factor: float = 1.0) -> float:
     """The paper's learning rate: linear warm-up, then the inverse square root.
 
@@ -96,25 +86,20 @@ def noam_lr(step: int, d_model: int, warmup: int = 4000, factor: float = 1.0) ->
         step: Number of the update, from 1.
         d_model: Width of the model.
         warmup: Updates until the peak.
-        factor: A constant that other toolkits multiply in; the paper's is 1.
+        factor: A constant that other toolkits multiply by; the paper's is 1.
 
     Returns:
         The learning rate of this update.
 
     Raises:
-        ValueError: If step, warmup or d_model is below 1.
+        ValueError: If step, warmup or d_model is below 1, or factor below 0.
 
     Source: Vaswani et al. 2017, section 5.3, equation 3.
     """
     counts = step, warmup, d_model
-    whole = all(type(n) is not bool and hasattr(n, "__index__") for n in counts)
-    number = isinstance(factor, float) or type(factor) is int
-    if not (
-        whole
-        and number
-        and 0 <= factor < 2**63
-        and 1 <= min(counts) <= max(counts) < 2**63
-    ):
+    known = all(hasattr(n, "__index__") and not isinstance(n, bool) for n in counts)
+    known = known and (isinstance(factor, float) or type(factor) is int)
+    if not known or min(counts) < 1 or max(counts) >= 2**63 or not 0 <= factor < 2**63:
         given = f"step={step}, warmup={warmup}, d_model={d_model}, factor={factor}"
         raise ValueError(f"{given}: whole numbers from 1, and a factor from 0.")
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
@@ -148,7 +133,7 @@ class _SmoothedLoss(torch.autograd.Function):
 
 
 def _check_loss_inputs(logits: Tensor, target: Tensor, label_smoothing: float) -> None:
-    """Refuse an impossible label_smoothing, or a target that does not fit the logits.
+    """Raise if label_smoothing is not below 1, or the target does not fit the logits.
 
     Args:
         logits: Shape (..., V).
@@ -168,7 +153,7 @@ def _check_loss_inputs(logits: Tensor, target: Tensor, label_smoothing: float) -
             f"{tuple(logits.shape[:-1])}, not {tuple(target.shape)}."
         )
 
-# %% ../notebooks/under_the_hood/11_objective.ipynb #c136b6b3
+# %% ../notebooks/under_the_hood/11_objective.ipynb #8f035480
 def chunked_cross_entropy(
     hidden: Tensor,
     table: Tensor,
@@ -210,7 +195,7 @@ def chunked_cross_entropy(
     ):
         raise ValueError(
             f"table {tuple(table.shape)}, label_smoothing={label_smoothing}: give (V, "
-            f"{hidden.shape[1]}), and an label_smoothing of at least 0 and below 1."
+            f"{hidden.shape[1]}), and a label_smoothing of at least 0 and below 1."
         )
     if not len(hidden):
         return hidden.sum()
