@@ -161,8 +161,9 @@ $(STAMPS)/files: FORCE
 
 # What the pages load in the browser, served by the book itself, comes from npm: MathJax
 # for formulas, Pyodide (Python) for cells that run in the page, ONNX Runtime for the page
-# that translates. Where there is no npm, or it finds nothing, formulas come from their
-# usual public address, no cell runs there and nothing is translated. The browser that
+# that translates, MiniSearch for the search. Where there is no npm, or it finds nothing,
+# formulas come from their usual public address, no cell runs there, nothing is
+# translated, and the search is Sphinx's, of whole pages. The browser that
 # tests and the PDF fall back on comes with it (book/_tools/browser.py).
 MATHJAX := es5/tex-svg.js
 PYODIDE := pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json
@@ -173,10 +174,11 @@ $(STAMPS)/web: book/_web/package.json book/_web/package-lock.json Makefile
 	@cp book/_web/package.json book/_web/package-lock.json _build/web
 	@if command -v npm > /dev/null && npm ci --prefix _build/web --ignore-scripts \
 	  --no-audit --no-fund > _build/web/npm.log 2>&1; \
-	then cd _build/web && mkdir -p static/mathjax static/pyodide static/onnxruntime && \
+	then cd _build/web && mkdir -p static/mathjax static/pyodide static/onnxruntime static/minisearch && \
 	  cp $(addprefix node_modules/mathjax/,$(MATHJAX)) static/mathjax && \
 	  cp $(addprefix node_modules/pyodide/,$(PYODIDE)) static/pyodide && \
-	  cp $(addprefix node_modules/onnxruntime-web/dist/,$(ONNX)) static/onnxruntime; \
+	  cp $(addprefix node_modules/onnxruntime-web/dist/,$(ONNX)) static/onnxruntime && \
+	  cp node_modules/minisearch/dist/es/index.js static/minisearch; \
 	else echo "nothing from npm: formulas will need the network, and no code runs in the pages, nor the translator"; fi
 	@touch $@
 

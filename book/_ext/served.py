@@ -3,7 +3,6 @@
 Pages get names for controls that had none, the roles that lists of references need, and
 icons from a font of the few that the book uses, in place of all 2,000 and a script.
 Figures are packed again, as lossless WebP: the same pixels in less than half the bytes.
-The search finds words of the index also after a build of a few pages.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from fontTools import subset
 from fontTools.ttLib import TTFont
 from PIL import Image
-from sphinx.util.index_entries import split_index_msg
 
 MENDED = tuple(
     (re.compile(pattern), new)
@@ -84,26 +82,6 @@ def outdated(app, env, added, changed, removed):
     return [n for n, p in built.items() if p.exists() and p.stat().st_mtime < newest]
 
 
-def keep_index_entries(app):
-    """Give the search the index entries of all pages.
-
-    Sphinx gives it those of the pages that it has just written (`Indexer.feed`), and
-    drops the others: after a build of one page the same query found other pages first.
-    """
-    known = app.env.get_domain("index").entries
-    app.builder.indexer._index_entries = {
-        name: sorted(
-            {
-                (word, target, main)
-                for kind, words, target, main, _ in known[name]
-                for word in split_index_msg(kind, words)
-            }
-        )
-        for name in sorted(known)
-    }
-    return []  # no page of its own
-
-
 def finish(app, error):
     """After the last page: mend them all; a page mended before stays as it is."""
     if error or app.builder.format != "html":
@@ -123,6 +101,5 @@ def finish(app, error):
 
 def setup(app):
     app.connect("env-get-outdated", outdated)
-    app.connect("html-collect-pages", keep_index_entries)
     app.connect("build-finished", finish)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
