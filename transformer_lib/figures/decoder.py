@@ -229,7 +229,7 @@ def show_across(weights: Tensor):
         )
         + "."
     )
-    return show(draw, alt, wide=(6.8, 2.9), narrow=(3.4, 4.0))
+    return show(draw, alt, wide=(6.8, 2.5), narrow=(3.4, 4.0))
 
 
 def show_losses(right: dict, wrong: dict):
@@ -257,7 +257,7 @@ def show_losses(right: dict, wrong: dict):
         "mask the loss comes down to the dashed line of guessing at 2.30 nats and "
         f"stays there. With the mask off by one it falls to {wrong['losses'][-1]:.2f}."
     )
-    return show(draw, alt, wide=(6.8, 2.1), narrow=(3.4, 2.8))
+    return show(draw, alt, wide=(6.8, 1.8), narrow=(3.4, 2.8))
 
 # %% ../../notebooks/under_the_hood/06_decoder.ipynb #1e2715a7
 _SUBLAYERS = (  # name, color, what enters from the side and its color

@@ -129,7 +129,7 @@ def show_moved() -> Drawn:
         "nouns that are neuter in German, like Haus, end between 28 and 43, the 24 "
         "masculine and feminine ones between 69 and 96. Woman instead of man ends at 5."
     )
-    return show(draw, alt, (6.8, 2.6), (3.4, 3.4))
+    return show(draw, alt, (6.8, 2.3), (3.4, 3.4))
 
 # %% ../../notebooks/under_the_hood/05_encoder.ipynb #c5e0a016
 def layer_steps(x: Tensor) -> list[dict[str, Tensor]]:
@@ -185,7 +185,7 @@ def show_hidden(word: str = "his") -> Drawn:
         f"{counts}, of {len(untrained):,}. The first strip is full, the second nearly "
         "empty."
     )
-    return show(draw, alt, (6.8, 2.2), (3.4, 2.8))
+    return show(draw, alt, (6.8, 1.9), (3.4, 2.8))
 
 # %% ../../notebooks/under_the_hood/05_encoder.ipynb #c5e0a024
 def show_spreads() -> Drawn:
@@ -216,7 +216,7 @@ def show_spreads() -> Drawn:
         f"normalization the bars reach from {spread.min():.1f} to {spread.max():.1f}; "
         "afterwards all are equal."
     )
-    return show(draw, alt, (6.8, 2.6), (3.4, 4.0))
+    return show(draw, alt, (6.8, 2.3), (3.4, 4.0))
 
 # %% ../../notebooks/under_the_hood/05_encoder.ipynb #e61ad921
 class NoResidual(Residual):
@@ -504,7 +504,7 @@ def show_orders(runs: dict[str, list]) -> Drawn:
         "three seeds: post-norm without warm-up stays near the level of guessing, with "
         "it the loss comes down a part of the way, and with pre-norm further."
     )
-    return show(draw, alt, (6.8, 2.4), (3.4, 5.4))
+    return show(draw, alt, (6.8, 2.2), (3.4, 5.4))
 
 # %% ../../notebooks/under_the_hood/05_encoder.ipynb #3ecdc43b
 def plot_layer(ax, norm_first: bool = False, upright: bool = True) -> None:

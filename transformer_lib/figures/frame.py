@@ -495,7 +495,9 @@ _TOUCH_STYLE = """
 .interactive-figure .column-name { writing-mode: vertical-rl; transform: rotate(180deg);
   justify-content: start; padding-top: .3rem; }
 .interactive-figure p { margin: .3rem 0; min-height: 2.8em; }
-@media (max-width: 30rem) { .interactive-figure legend { width: 4.6rem; } }
+@media (max-width: 30rem) { .interactive-figure legend { width: 4.6rem; }
+  .interactive-figure output { min-width: 1.4rem; }
+  .interactive-figure input { min-width: 2.4rem; } }
 @media (prefers-reduced-motion: reduce) {
   .interactive-figure * { animation: none !important; transition: none !important; } }
 """

@@ -71,7 +71,7 @@ def show_swap(words: list[str], outputs, swapped: list[int], others, most: int =
         f"A column of {most} colored cells under each word of the sentence, and again "
         f"for the sentence in which {a} and {b} are swapped. The two columns have "
         "changed places; every column keeps its colors.",
-        wide=(6.8, 2.8),
+        wide=(6.8, 2.4),
         narrow=(3.4, 3.4),
     )
 
@@ -101,7 +101,7 @@ def show_sum(name: str, word, position):
         "Three rows of colored cells. The first, the word, is irregular. The second, "
         "position, waves on the left and has regular stripes on the right. The third "
         "is the sum of the two.",
-        wide=(6.8, 2.0),
+        wide=(6.8, 1.8),
         narrow=(3.4, 2.5),
     )
 
@@ -123,7 +123,7 @@ def show_weights(words: list[str], weights):
         f"{word} at {words[int(row.argmax())]}"
         for word, row in zip(words, weights, strict=True)
     )
-    return show(draw, f"Each word looks: {looks}.", (5.2, 2.2), (3.4, 3.2))
+    return show(draw, f"Each word looks: {looks}.", (5.2, 2.0), (3.4, 3.0))
 
 # %% ../../notebooks/under_the_hood/04_positions.ipynb #57dfcf1c
 _CLOCKS = r"""

@@ -147,7 +147,7 @@ def show_transformer() -> Drawn:
         "from the encoder, and feed-forward, then a product with the embedding, a "
         "softmax and probabilities. A dotted line joins the two embeddings and that "
         "product: they are one matrix.",
-        wide=(6.4, 5.0),
+        wide=(6.4, 4.7),
         narrow=(3.4, 5.9),
     )
 
@@ -229,7 +229,7 @@ def show_factor(row, position) -> Drawn:
         "seen, a position in strong colors, and their sum, which looks like the "
         "position. Below: the word times the root of the width in strong colors, the "
         "same position, and their sum, in which both can be seen.",
-        wide=(6.8, 2.2),
+        wide=(6.8, 2.0),
         narrow=(3.4, 2.5),
     )
 
