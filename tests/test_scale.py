@@ -153,8 +153,8 @@ def test_how_to_read_tells_of_the_scale_and_of_colab():
             for cell in cells_of(path.stem)
         )
         assert not scaled or path in SCALED
-    start = "".join(cell["source"] for cell in cells_of("13_runs")[:6])
-    assert "drive.mount" in start and "TRANSFORMER_LIB_RUNS" in start
+    of_runs = "".join(cell["source"] for cell in cells_of("13_runs"))
+    assert "drive.mount" in of_runs and "TRANSFORMER_LIB_RUNS" in of_runs
     # The first chapter that trains says where all of this stands.
     text_of_12 = [cell["source"] for cell in cells_of("12_training")]
     box = next(source for source in text_of_12 if "> **Small** (the default)" in source)

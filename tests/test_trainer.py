@@ -582,7 +582,8 @@ def test_curves_go_where_they_are_asked_for(train, tmp_path, monkeypatch):
     fake = SimpleNamespace(SummaryWriter=Writer)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    page = json.loads((ROOT / "notebooks" / "13_runs.ipynb").read_text("utf-8"))
+    path = ROOT / "notebooks" / "under_the_hood" / "13_runs.ipynb"
+    page = json.loads(path.read_text("utf-8"))
     texts = ["".join(cell["source"]) for cell in page["cells"]]
     (text,) = (text for text in texts if "import wandb" in text)
     names: dict = {}

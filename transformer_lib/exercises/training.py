@@ -13,7 +13,7 @@ from .check import exercise_check, expect
 
 @exercise_check("Each token counts once, whichever batch it is in.")
 def check_mean_loss(mean_loss):
-    """Whether batches are weighted by their tokens."""
+    """Check that batches are weighted by their tokens."""
     got = mean_loss([2.0, 5.0], [30, 10])
     expect(
         abs(got - 3.5) > 1e-9,

@@ -26,8 +26,8 @@ from .folder import pair_key as pair_key
 from .folder import recorded_outputs as recorded_outputs
 from .folder import progress_text as progress_text
 from .folder import average_run as average_run
-from .recipes import Recipe as Recipe
 from .recipes import TEXT_SETTINGS as TEXT_SETTINGS
+from .recipes import Recipe as Recipe
 from .recipes import text_settings as text_settings
 from .recipes import settings_of as settings_of
 from .setup import Batches as Batches

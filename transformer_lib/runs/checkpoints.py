@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-# %% ../../notebooks/13_runs.ipynb #43ad07a9
+# %% ../../notebooks/13_runs.ipynb #3b7984c2
 def average_checkpoints(
     paths_or_run_dir: str | Path | Sequence[str | Path],
     last: int | None = None,
@@ -22,13 +22,13 @@ def average_checkpoints(
     """Mean of each parameter over several files of weights.
 
     Args:
-        paths_or_run_dir: The files, or the folder of a run, of which the files
+        paths_or_run_dir: The files, or the folder of a run, whose files
             step-NNNNNN.safetensors are taken.
         last: Only that many of them, the newest.
         after: Only those from after this update.
 
     Returns:
-        The means by name, summed in double precision and in the type that came.
+        The means by name, summed in double precision, in the type of the files.
 
     Raises:
         ValueError: If there is no file, one is missing or damaged, or they are not of

@@ -22,7 +22,7 @@ from .folder import Run, _held_folder
 from .recipes import Recipe
 from .setup import Batches, set_up
 
-# %% ../../notebooks/13_runs.ipynb #9ec54f24
+# %% ../../notebooks/13_runs.ipynb #098f6bf9
 _Callback = Callable[[list[dict]], bool | None]  # of the history
 
 
@@ -42,9 +42,9 @@ def train(
     """Train a translator, or resume a run that was interrupted.
 
     The folder keeps the recipe, the tokenizer, the best weights, the last state and
-    the newest weights, and belongs to its text. A finished run is loaded, not
-    repeated. Under torchrun, the recipe's batches are shared out among the processes.
-    What the last four arguments bring is not written down: give them again to resume.
+    the newest weights, and belongs to one text. A finished run is loaded, not
+    repeated. Under torchrun, the processes share the recipe's batches.
+    The last four arguments are not stored: give them again to resume.
 
     Args:
         recipe: What to train.
@@ -54,14 +54,14 @@ def train(
         max_seconds: Stop after this time, with a validation and a checkpoint; called
             again, the run goes on from there.
         show: Whether to show a progress bar and a line for each validation.
-        batches: Gives the batches of an epoch, by its number from 0, the same ones
-            each time that it is asked; the recipe's if None. A second thread calls it.
-        optimizer: Gives the optimizer of a model; the paper's Adam if None. Its
+        batches: From the number of an epoch, from 0, to its batches, always the same
+            ones; the recipe's if None. A second thread calls it.
+        optimizer: From a model to its optimizer; the paper's Adam if None. Its
             learning rate is set at each update.
-        schedule: Gives the learning rate of an update, by its number from 1; the
+        schedule: From the number of an update, from 1, to its learning rate; the
             paper's if None.
-        callbacks: Each is called with the history after each validation, and ends the
-            training if it returns True, such as EarlyStopping.
+        callbacks: Each gets the history after each validation, and ends the training
+            by returning True, such as EarlyStopping.
 
     Returns:
         The run, with the best weights so far.
@@ -107,11 +107,11 @@ def train(
         team.wait()
         return Run.load(run_dir, team.device)
 
-# %% ../../notebooks/13_runs.ipynb #35673058
+# %% ../../notebooks/13_runs.ipynb #9ec54f24
 class EarlyStopping:
     """A callback: stop when the validation loss no longer falls.
 
-    It reads the history alone: a run that is resumed stops where it would have.
+    It reads only the history, so a resumed run stops where it would have.
 
     Args:
         patience: Validations without a better loss after which training ends.
