@@ -380,7 +380,7 @@ def shipped():
 def test_chapter_08_at_full_counts_the_leaks_of_a_second_language(full, capsys):
     names = names_of(corpora) | dict.fromkeys(["train_set", "valid_set"], some_pairs())
     names |= {"load_corpus": some_pairs, "CorpusUnavailable": ValueError}
-    names |= {"SOURCES": {"grammar-en-de": ""}, "fetch": lambda source: (FEW, "")}
+    names |= {"SOURCES": {"grammar-en-de": ""}, "fetch": lambda _: (FEW * 2, "")}
     run_cells("08_corpora", names, "def count_seen(", '["tatoeba-en-fr"]')
     said = capsys.readouterr().out
     assert re.findall(r"English +(\w+)$", said, re.M) == ["German", "French"]
