@@ -38,6 +38,7 @@ from transformer_lib.export import ctranslate2 as ctranslate2_export
 from transformer_lib.family import models as family
 from transformer_lib.family import pretraining
 from transformer_lib.figures import decoding as decoding_figures
+from transformer_lib.figures.diagnosis import Trials
 from transformer_lib.looking_inside import heads
 from transformer_lib.looking_inside import weights as looking_inside
 from transformer_lib.machine import default_device
@@ -875,9 +876,20 @@ def test_a_chapter_runs_with_its_models_on_another_device(path, tmp_path, monkey
 
 
 def untrained(names: dict) -> dict:
-    """What the tests of chapter 16 are run on, as it is before training."""
-    model = Transformer(names["config"]).to(default_device())
-    return {"runs": {"no causal mask": [model]}, "healthy": model, "say": print}
+    """What the tests of chapter 16 are run on, after one update."""
+    trials = Trials()
+    model, _ = trials.train(trials.pairs, 1)
+    runs = {"no causal mask": [model]}
+    return vars(trials) | {"runs": runs, "healthy": model, "textwrap": textwrap}
+
+
+def under_the_hood(names: dict) -> dict:
+    """A cell of chapter 16's hood that decodes by hand."""
+    hood = Path(__file__).parents[1] / "notebooks/under_the_hood/16_diagnosis.ipynb"
+    (source,) = (cell for cell in code_of(hood) if "def by_hand(" in cell)
+    names |= {"show_text": print}
+    exec(compile(source, hood.stem, "exec"), names)
+    return {}
 
 
 BY_HAND = {  # cells, by words in them, that bring tensors to a model themselves
@@ -898,11 +910,10 @@ BY_HAND = {  # cells, by words in them, that bring tensors to a model themselves
     "16_diagnosis": (
         diagnosis,
         [
-            "import plot_curves",
-            "def train_some(",
             untrained,
             "def show_text(",
-            "def from_padding(",
+            'say("no causal mask", forced_and_free(',
+            under_the_hood,
         ],
     ),
     "27_looking_inside": (
