@@ -27,6 +27,8 @@ settings.load_profile("book")
 UNSEEN = "not looked at in a browser"
 # With this, such a test is a failure of the whole run (`.ci/run`).
 NEEDED = os.environ.get("LITERATE_BROWSER") == "needed"
+# Texts are compared with torch's, also where a faster engine is installed.
+os.environ["TRANSFORMER_LIB_ENGINE"] = "torch"
 # Formulas are typeset by MathJax from its usual place; here it is not waited for.
 MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@"
 

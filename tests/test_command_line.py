@@ -1050,5 +1050,10 @@ def test_serve_answers_with_what_export_wrote(at, capsys, monkeypatch):
         number = "99999" if wrong == "--port" else "-1"
         assert main(["serve", "served/ctranslate2-int8", wrong, number]) == 2
         assert number in capsys.readouterr().err
-    assert main(["serve", "run"]) == 2
-    assert "run is no export for CTranslate2" in capsys.readouterr().err
+    for model in (["run"], ["run", "--compute-type", "int8"]):
+        found.clear()
+        how = ["--engine", "ctranslate2"] * (len(model) > 1)
+        assert main(["serve", *model, *how, "--port", "0"]) == 0
+        assert len(found[1]["translatedText"]) == 2
+    assert main(["serve", "served/ctranslate2-int8", "--engine", "torch"]) == 2
+    assert "an export for CTranslate2" in capsys.readouterr().err

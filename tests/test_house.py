@@ -27,7 +27,10 @@ BACK = {name for name in MODULES if name.startswith(("figures.", "exercises."))}
 FRONT = {name: path for name, path in MODULES.items() if name not in BACK}
 EVERY_ROOM = "command_line"  # thin over all of them, and imports one when it is asked
 # Methods of a class that ask a later chapter when they are called.
-METHODS = {"transformer": {"runs.folder", "tokenizer", "decoding.strategies"}}
+METHODS = {
+    "transformer": {"runs.folder", "tokenizer", "decoding.strategies"},
+    "translator": {"export.engines"},
+}
 DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}
 TEXT = {  # files, no page
     "tokenizer",

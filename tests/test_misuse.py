@@ -224,6 +224,8 @@ DOORS = {
             "about": {"none", "table"},
             "by_sentence": SWITCH,
             "max_length": OPTIONAL,
+            "engine": OPTIONAL,
+            "compute_type": OPTIONAL,
         },
     ),
     TRANSLATOR.__call__: (

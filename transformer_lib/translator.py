@@ -170,6 +170,7 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import overload
 
@@ -197,6 +198,10 @@ class Translator:
         by_sentence: Whether to translate the sentences of a line one by one.
         max_length: Tokens that the model can take at once; what the record says, or
             the longest sentence of the training, if None.
+        engine: What decodes: "torch", or "ctranslate2" with an export of the model as
+            it is now; the fastest that is installed for its device if None.
+        compute_type: What the engine computes in, "float32", "int8" or "float16"; the
+            fastest it has if None.
     """
 
     @dataclass(frozen=True)
@@ -220,6 +225,8 @@ class Translator:
         about: dict | None = None,
         by_sentence: bool = True,
         max_length: int | None = None,
+        engine: str | None = "torch",
+        compute_type: str | None = None,
     ):
         if not (isinstance(model, nn.Module) and hasattr(tokenizer, "encode_all")):
             kinds = f"{type(model).__name__} and {type(tokenizer).__name__}"
@@ -237,6 +244,11 @@ class Translator:
         self.model, self.tokenizer, self.about = model, tokenizer, about or {}
         self.max_length = max_length or trained_length(self.about)
         self.by_sentence = by_sentence
+        self.engine = None
+        if (engine, compute_type) != ("torch", None):
+            from transformer_lib.export.engines import Engine
+
+            self.engine = Engine(model, tokenizer, engine, compute_type)
 
     @classmethod
     def from_pretrained(
@@ -244,6 +256,8 @@ class Translator:
         name_or_folder: str | Path = "tatoeba-en-de",
         device: str | None = None,
         by_sentence: bool = True,
+        engine: str | None = "torch",
+        compute_type: str | None = None,
     ) -> "Translator":
         """Load a model that ships with the library, was saved, or of a run.
 
@@ -251,16 +265,26 @@ class Translator:
             name_or_folder: Such as "tatoeba-en-de", or a folder.
             device: Where the model goes; as default_device says if None.
             by_sentence: Whether to translate the sentences of a line one by one.
+            engine: As for the class.
+            compute_type: As for the class.
 
         Raises:
-            ValueError: If there is no such model, or a file of it is damaged.
+            ValueError: If there is no such model, or a file of it is damaged; or there
+                is no such engine, or it has no place for the model.
         """
-        return cls(*load_pretrained(name_or_folder, device), by_sentence=by_sentence)
+        loaded = load_pretrained(name_or_folder, device)
+        return cls(*loaded, by_sentence, None, engine, compute_type)
 
     @property
     def settings(self) -> dict:
-        """How lines are cut, for a record."""
-        return {"by_sentence": self.by_sentence, "max_length": self.max_length}
+        """How lines are cut, and what decodes them if not torch, for a record."""
+        how: dict = {"by_sentence": self.by_sentence, "max_length": self.max_length}
+        if self.engine and self.engine.name != "torch":
+            how |= {
+                "engine": self.engine.name,
+                "compute_type": self.engine.compute_type,
+            }
+        return how
 
     @overload
     def __call__(
@@ -378,10 +402,11 @@ class Translator:
         self, sentences, n: int, first_line: int = 1, tell=None, **settings
     ) -> list[list[Candidate]]:
         """The candidates of each line; those of a text are one line's."""
+        decode = self.engine or partial(decode_rows, self.model)
         found = translate_lines(
             sentences,
             self.tokenizer,
-            lambda rows: decode_rows(self.model, rows, n_best=n, **settings),
+            lambda rows: decode(rows, n_best=n, **settings),
             self.max_length,
             self.by_sentence,
             first_line,

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,14 @@ Name = str | Path  # a name; or a path, which shells complete
 Model = Annotated[Name, Parameter(help="tatoeba-en-de, or the folder of a run.")]
 Start = Annotated[Name | None, Parameter("--from")]
 Device = Annotated[str | None, Parameter(help="cpu or cuda (cuda if there is one).")]
+Engine = Annotated[
+    Literal["torch", "ctranslate2"] | None,
+    Parameter(help="What decodes (the fastest)."),
+]
+Computing = Annotated[
+    Literal["float32", "int8", "float16"] | None,
+    Parameter("--compute-type", help="What it computes in (the fastest)."),
+]
 Beam = Annotated[int, Parameter(help="Hypotheses kept; 1 is greedy.")]
 Alpha = Annotated[float, Parameter(help="Length penalty; 0.6 is the paper's.")]
 Files = Annotated[list[Path], Parameter(help="SOURCE TARGET, or one file of pairs.")]
@@ -256,6 +264,8 @@ def _translate(
     beam_size: Beam = 4,
     alpha: Alpha = 0.6,
     device: Device = None,
+    engine: Engine = None,
+    compute_type: Computing = None,
     output: Path | None = None,
 ) -> None:
     """Translate lines of files or of standard input.
@@ -266,7 +276,9 @@ def _translate(
     """
     from tqdm import tqdm
 
-    translator = library.Translator.from_pretrained(model, device)
+    translator = library.Translator.from_pretrained(
+        model, device, engine=engine, compute_type=compute_type
+    )
     lines = corpora.read_lines(files)
     with (
         storage.whole_file(output, "w") if output else nullcontext(sys.stdout) as place
@@ -307,6 +319,8 @@ def _evaluate(
     beam_size: Beam = 4,
     alpha: Alpha = 0.6,
     device: Device = None,
+    engine: Engine = None,
+    compute_type: Computing = None,
     tokenize: str | None = None,
     json: File | None = None,
 ) -> None:
@@ -319,7 +333,9 @@ def _evaluate(
     """
     from transformer_lib.evaluation import scores_text
 
-    translator = library.Translator.from_pretrained(model, device)
+    translator = library.Translator.from_pretrained(
+        model, device, engine=engine, compute_type=compute_type
+    )
     corpus = text.load(split, valid=valid, test=test)
     found = library.evaluate(translator, corpus, beam_size, alpha, tokenize=tokenize)
     print(scores_text(found))
@@ -387,9 +403,9 @@ def _export(
         print(f"  {folders[kind]}: within {apart:.0e} of the model's")
 
 # %% ../../notebooks/18_command_line.ipynb #63d94e47
-@_command("serve exported/ctranslate2-int8 --port 8000")
+@_command("serve runs/mine --port 8000")
 def _serve(
-    folder: Path,
+    model: Model,
     /,
     *,
     host: str = "127.0.0.1",
@@ -397,8 +413,11 @@ def _serve(
     cors: Words = None,
     source: str = "en",
     target: str = "de",
-    threads: int = 1,
+    threads: Annotated[int, Parameter(validator=Number(gte=1, lte=256))] = 1,
     beam_size: Beam = 4,
+    device: Device = None,
+    engine: Engine = None,
+    compute_type: Computing = None,
 ) -> None:
     """Answer requests for translations over HTTP, as LibreTranslate does.
 
@@ -407,7 +426,7 @@ def _serve(
     Ctrl-C, and answers what has begun.
 
     Args:
-        folder: What export wrote for CTranslate2.
+        model: tatoeba-en-de, the folder of a run, or what export wrote for CTranslate2.
         host: Listen there (127.0.0.1 is this machine only).
         port: Listen there.
         cors: Sites whose pages may ask, such as https://example.org (none).
@@ -415,12 +434,24 @@ def _serve(
         target: Code of the language it translates into.
         threads: Threads of one translation.
     """
-    export.need_packages(["ctranslate2", "serving"])
+    export.need_packages(["serving"])
     from transformer_lib.server import translation_server
 
     decoding.require_search(beam_size, alpha=0.6)
-    translate = partial(export.CTranslate2Model(folder, threads), beam_size=beam_size)
-    server = translation_server(translate, host, port, cors or (), (source, target))
+    translate: Callable
+    if runs.exported_as(Path(model)) == "ctranslate2" and engine != "torch":
+        export.need_packages(["ctranslate2"])
+        how = (compute_type or "default", device or "cpu")
+        translate = export.CTranslate2Model(model, threads, *how)
+    else:
+        import torch
+
+        torch.set_num_threads(threads)
+        translate = library.Translator.from_pretrained(
+            model, device, engine=engine, compute_type=compute_type
+        )
+    answer = partial(translate, beam_size=beam_size)
+    server = translation_server(answer, host, port, cors or (), (source, target))
     address = "http://{}:{}".format(*server.server_address)
     print(f"Ready: {address}", flush=True)
     server.serve()

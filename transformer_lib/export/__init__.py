@@ -1,4 +1,4 @@
-"""All that chapter 22 offers: common, ctranslate2, exporter, int8, marian, onnx.
+"""All that chapter 22 offers: common, ctranslate2, engines, exporter, int8, marian, onnx.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/22_export.html"""
 

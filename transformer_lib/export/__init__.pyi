@@ -1,9 +1,15 @@
 from .common import token_scores as token_scores
 from .common import require_about as require_about
 from .common import piece_names as piece_names
+from .ctranslate2 import PATIENCE as PATIENCE
 from .ctranslate2 import ctranslate2_spec as ctranslate2_spec
 from .ctranslate2 import export_ctranslate2 as export_ctranslate2
 from .ctranslate2 import CTranslate2Model as CTranslate2Model
+from .engines import ENGINES as ENGINES
+from .engines import choose_engine as choose_engine
+from .engines import Engine as Engine
+from .engines import proved_export as proved_export
+from .engines import log_probs_apart as log_probs_apart
 from .exporter import EXPORTS as EXPORTS
 from .exporter import export_model as export_model
 from .exporter import prove as prove
