@@ -27,6 +27,7 @@ def show_rectangle(lengths: Sequence[int]) -> Drawn:
         fig, ax = plt.subplots()
         cells(ax, filled.astype(float), color="encoder", strength=0.7)
         ax.set(xlabel="position", ylabel="sentence", yticks=[])
+        ax.set_xticks(range(0, filled.shape[1], 5))
         ax.set_title(
             f"{filled.sum()} tokens, {(~filled).sum()} cells of padding "
             f"({(~filled).mean():.0%})"
@@ -126,7 +127,7 @@ def show_sizes(pairs: TokenPairs, plans: dict, budget: int) -> Drawn:
         for (name, (x, y)), style in zip(lines.items(), ("--", "-"), strict=True):
             ax.plot(x, y, style, label=name)
         ax.axhline(budget, color=COLORS["muted"], ls=":", lw=1)
-        ax.set(xlabel="batches, from short to long sentences (%)")
+        ax.set(xlabel="batches, short sentences first (%)")
         ax.set_ylabel("cells of the larger side")
         ax.set_ylim(bottom=0)
         ax.legend()
@@ -135,7 +136,7 @@ def show_sizes(pairs: TokenPairs, plans: dict, budget: int) -> Drawn:
     return show(
         draw,
         "Cells in each batch, in order of sentence length. For a fixed number of "
-        "sorted pairs the line climbs steeply at the right end, to several times the "
+        "sorted pairs the line climbs at the right end, far above the "
         "budget; under a token budget it stays flat just below the dotted budget line.",
         wide=(6.8, 2.5),
         narrow=(3.4, 3.0),
