@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from test_export import small_model
 
 from transformer_lib.command_line import main
 from transformer_lib.decoding import Hypothesis, decode_rows
-from transformer_lib.evaluation import bleu, evaluate
+from transformer_lib.evaluation import evaluate
 from transformer_lib.export import engines
 from transformer_lib.runs import load_pretrained
 from transformer_lib.translator import Translator
@@ -108,7 +109,6 @@ def test_eight_bits_cost_little(exact):
     assert record["BLEU"]["value"] > 85
     assert record["decoding"]["engine"] == "ctranslate2"
     assert record["decoding"]["compute_type"] == "int8"
-    assert bleu is not None
 
 
 def test_the_fastest_is_taken_and_told(any_engine, monkeypatch):
@@ -235,3 +235,27 @@ def test_the_command_line_says_what_decodes(any_engine, tmp_path, capsys):
         assert capsys.readouterr() == ("Wo ist der Bahnhof?\n", "")
     assert main([*ask, "--engine", "torch", "--compute-type", "int8"]) == 2
     assert "torch computes in float32" in capsys.readouterr().err
+
+
+def test_the_benchmark_runs(tmp_path, capsys):
+    """benchmarks/engines.py --quick: all lines, and what each says."""
+    place = Path(__file__).parents[1] / "benchmarks" / "engines.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_engines", place)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    threads = torch.get_num_threads()
+    try:
+        module.main(["--quick", "--out", str(tmp_path / "record.json")])
+    finally:
+        torch.set_num_threads(threads)
+    record = json.loads((tmp_path / "record.json").read_text("utf-8"))
+    assert [(one["threads"], one["batch"]) for one in record["speeds"]] == [
+        (1, 1),
+        (1, 32),
+        (2, 1),
+        (2, 32),
+    ]
+    table = record["quality"]["engines"]
+    assert table["Translator float32"]["different"] == 0
+    assert set(table) == set(record["speeds"][0]["sentences_per_second"])
