@@ -11,6 +11,7 @@ __all__ = ['without_causal_mask', 'without_padding_mask', 'plain_softmax', 'unsh
 import copy
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -251,7 +252,7 @@ def plot_curves(
             ax.plot(steps, losses, style, color=COLORS["encoder"])
         for level in levels:
             ax.axhline(level, color=COLORS["muted"], lw=1, ls=":")
-        ax.set_title(name, fontsize=9.5)
+        ax.set_title(textwrap.fill(name, 18) if narrow else name, fontsize=9.5)
     for ax in np.ravel(axes)[len(curves) :]:
         ax.set_axis_off()
     figure.supxlabel("update")
