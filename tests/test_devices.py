@@ -897,7 +897,7 @@ BY_HAND = {  # cells, by words in them, that bring tensors to a model themselves
         decoding,
         [
             "asked = torch.tensor([[*",
-            "import plot_table",
+            "import plot_beams, plot_table",
             "def source(*texts)",
             "so_far = []",
             "    src_ids = source(sentence)",
