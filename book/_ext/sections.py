@@ -22,10 +22,14 @@ LEFT_OUT = (
     "or @class='headerlink' or contains(@class, 'cell_') "
     "or contains(@class, 'interactive-figure') or contains(@class, 'you-are-here')"
 )
+# The theme loads these in every page, the index of all words included.
 SPHINX = re.compile(
-    r'\s*<script src="(_static/searchtools\.js|searchindex\.js)[^"]*"></script>'
+    r'\s*<script src="[^"]*(searchtools|searchindex|language_data)\.js[^"]*"></script>'
 )
-OURS = '\n  <script type="module" src="_static/search.js"></script>'
+OURS = """
+  <script src="_static/language_data.js"></script>
+  <script type="module" src="_static/search.js"></script>
+</head>"""
 
 
 def text_of(element, without=()) -> str:
@@ -134,18 +138,20 @@ def gather(folder: Path, pages: list[str]) -> list[dict]:
 
 
 def finish(app, error):
-    """Write the list, and hand the search page over to it."""
+    """Write the list, and let the search page look through it."""
     out = Path(app.outdir)
     if error or app.builder.format != "html" or not (out / "_static" / ROOM).exists():
         return
     records = gather(out, sorted(app.env.found_docs))
     written = json.dumps(records, ensure_ascii=False, separators=(",", ":"))
     (out / "_static/sections.json").write_text(written, "utf-8")
-    page = out / "search.html"
-    code = page.read_text("utf-8")
-    if OURS not in code:
-        code = SPHINX.sub("", code).replace("</head>", f"{OURS}\n</head>", 1)
-        page.write_text(code, "utf-8")
+    for path in out.rglob("*.html"):
+        page = path.read_text("utf-8")
+        mended = SPHINX.sub("", page)
+        if path == out / "search.html" and "search.js" not in page:
+            mended = mended.replace("\n</head>", OURS, 1)
+        if mended != page:
+            path.write_text(mended, encoding="utf-8")
     (out / "searchindex.js").unlink(missing_ok=True)
 
 
