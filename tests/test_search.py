@@ -83,16 +83,16 @@ QUERIES = {
     "map_location": "13_runs",
     "state_dict module prefix": "13_runs",
     "gradient checkpointing": "12_training 20_fine_tuning glossary",
-    "target prefix": "14_decoding 17_translator",
-    "force the first words of the translation": "14_decoding 17_translator",
+    "target prefix": "14_decoding 17_translator glossary",
+    "force the first words of the translation": "14_decoding 17_translator glossary",
     "Chinese BLEU": "15_evaluation",
     "Japanese tokenization": "15_evaluation 09_tokenizer 17_translator",
     "word2vec": "20_fine_tuning glossary",
     "GloVe": "20_fine_tuning glossary",
     "LoRA": "20_fine_tuning glossary",
-    "freeze layers": "20_fine_tuning",
-    "zero-shot translation": "20_fine_tuning",
-    "pivot language": "20_fine_tuning",
+    "freeze layers": "20_fine_tuning glossary",
+    "zero-shot translation": "20_fine_tuning glossary",
+    "pivot language": "20_fine_tuning glossary",
     "ALiBi": "28_family glossary 04_positions",
     "relative position bias": "28_family 04_positions glossary",
     "bahdanau attention": "00_why under_the_hood/00_why glossary",
@@ -103,10 +103,10 @@ QUERIES = {
     "tgt_mask": "07_transformer under_the_hood/07_transformer pytorch 06_decoder",
     "nested tensor": "05_encoder under_the_hood/05_encoder",
     "batch norm or layer norm": "05_encoder under_the_hood/05_encoder glossary",
-    "clean noisy parallel data": "08_corpora",
+    "clean noisy parallel data": "08_corpora glossary",
     "vocabulary size too high": "09_tokenizer",
     "sentencepiece": "09_tokenizer glossary",
-    "GPU utilization low": "10_batches 21_speed",
+    "GPU utilization low": "10_batches 21_speed glossary",
     "ignore_index": "11_objective pytorch",
     "shift labels right": "11_objective 12_training 06_decoder 07_transformer "
     "10_batches",
@@ -120,11 +120,11 @@ QUERIES = {
     "good on validation bad on test": "16_diagnosis",
     "out of memory after hundreds of steps": "16_diagnosis 20_fine_tuning",
     "document translation context": "17_translator",
-    "mBART": "20_fine_tuning 28_family",
+    "mBART": "20_fine_tuning 28_family glossary",
     "int8 quantization": "22_export 21_speed glossary",
-    "left padding": "28_family",
+    "left padding": "28_family glossary",
     "decoder-only": "28_family glossary",
-    "confidence score": "15_evaluation 14_decoding 17_translator",
+    "confidence score": "15_evaluation 14_decoding 17_translator glossary",
     "weight tying": "07_transformer glossary",
     "xavier initialization": "07_transformer under_the_hood/07_transformer glossary "
     "05_encoder",
@@ -225,6 +225,7 @@ def test_the_list_is_that_of_the_pages():
         assert not anchor or f'id="{anchor}"' in text, record["id"]
     assert not [r["id"] for r in records if "import torch" in r["text"]]
     terms = {r["title"]: r for r in records if r["kind"] == "term"}
+    assert "CUDA out of memory, out of memory" in terms
     assert "beam search" in terms and terms["beam search"]["text"].startswith(
         "Decoding"
     )

@@ -23,8 +23,9 @@ LEFT_OUT = (
     "or contains(@class, 'interactive-figure') or contains(@class, 'you-are-here')"
 )
 # The theme loads these in every page, the index of all words included.
-SPHINX = re.compile(
-    r'\s*<script src="[^"]*(searchtools|searchindex|language_data)\.js[^"]*"></script>'
+SCRIPTS = re.compile(
+    r'\s*<script [^>]*src="[^"]*'
+    r'(searchtools|searchindex|language_data|_static/search)\.js[^"]*"></script>'
 )
 OURS = """
   <script src="_static/language_data.js"></script>
@@ -65,16 +66,15 @@ def records_of(page: str, article) -> list[dict]:
         row = {"id": address, "page": title, "title": name, "text": text, "kind": kind}
         found.append(row)
 
-    terms = article.xpath(".//dl[contains(@class,'glossary')]/dt")
-    names = article.xpath(".//dt[contains(@class,'sig') and @id]")
-    for dt in [*terms, *names]:
-        told = next((e for e in dt.itersiblings() if e.tag == "dd"), None)
-        if told is None:
-            continue
+    for dd in article.xpath(".//dl[contains(@class,'glossary')]/dd"):
+        terms = [dd.getprevious()]  # several may share what is said of them
+        while (above := terms[0].getprevious()) is not None and above.tag == "dt":
+            terms.insert(0, above)
+        add(terms[0].get("id"), ", ".join(map(text_of, terms)), text_of(dd), "term")
+    for dt in article.xpath(".//dt[contains(@class,'sig') and @id]"):
+        told = next(e for e in dt.itersiblings() if e.tag == "dd")
         said = text_of(told, told.xpath(".//dl[dt/@id]"))
-        is_name = dt in names
-        name = dt.get("id").removeprefix("transformer_lib.") if is_name else text_of(dt)
-        add(dt.get("id"), name, said, "name" if is_name else "term")
+        add(dt.get("id"), dt.get("id").removeprefix("transformer_lib."), said, "name")
     for section in article.xpath(".//section[@id]"):
         head = section.xpath("./h1|./h2|./h3|./h4")
         if not head:
@@ -147,8 +147,8 @@ def finish(app, error):
     (out / "_static/sections.json").write_text(written, "utf-8")
     for path in out.rglob("*.html"):
         page = path.read_text("utf-8")
-        mended = SPHINX.sub("", page)
-        if path == out / "search.html" and "search.js" not in page:
+        mended = SCRIPTS.sub("", page)
+        if path == out / "search.html":
             mended = mended.replace("\n</head>", OURS, 1)
         if mended != page:
             path.write_text(mended, encoding="utf-8")
