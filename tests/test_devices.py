@@ -517,6 +517,7 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "mean_cosines merge_words quantize_rows": "tensors alone, where they are",
     "ctranslate2_spec rounded_to_8_bits export_onnx": "made on the CPU",
     "export_ctranslate2 export_marian": "made on the CPU",
+    "choose_engine proved_export log_probs_apart": "exports, made on the CPU",
     "to_onnx graphs_of marian_places": "parts of exports, which are made on the CPU",
     "progress_text": "numbers of a run, no tensors",
     "load_weights compile_layers initialize normal_weights": "the model alone",
@@ -543,6 +544,7 @@ PARTS = {  # public layers that stay where their model is: a case that goes thro
 ELSEWHERE = {  # public classes that take tensors or models and need no case, and why
     "BatchLoss": "update and validation_loss bring it batches of the model's device",
     "Batch Packed": "their .to, below",
+    "Engine": "CTranslate2 computes: in test_engines",
     "OnnxModel OnnxSteps": "ONNX Runtime computes, on the CPU: in test_export",
     "EncoderGraph StepGraph": "parts of exports, which are made on the CPU",
     "Int8Linear": "for a CPU; to_int8, which makes it, refuses what is elsewhere",
@@ -760,9 +762,6 @@ SAID = {  # lines that say "cpu", and why the default device does not belong the
     'model, tokenizer, about = load_pretrained("tatoeba-en-de", "cpu")'
     "  # as exports are",
     'again, _ = from_marian(folders["marian"], "cpu")',
-    # One run on a GPU and on the CPU, beside each other.
-    'if default_device() != "cpu":',
-    'others["on the CPU"] = again(device="cpu")',
     # What holds of records of a CPU.
     'assert device != "cpu" or [line["step"] for line in gains[:2]] == [',
 }
@@ -777,7 +776,8 @@ COMPARED = {  # compared or counted, with inputs on the CPU
     "logits = Transformer(config)(src_ids, tgt_ids)  # (B, T, V)",
     "large = ImageClassifier(config, 224, 16, channels=3)",
     # Two models and three sentences, before anything else.
-    "fresh, trained = Transformer(config), Transformer(config)",
+    "fresh = Transformer(config).eval().requires_grad_(False)",
+    "trained = Transformer(config).eval().requires_grad_(False)",
 }
 
 
