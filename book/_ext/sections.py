@@ -149,7 +149,7 @@ def finish(app, error):
         page = path.read_text("utf-8")
         mended = SCRIPTS.sub("", page)
         if path == out / "search.html":
-            mended = mended.replace("\n</head>", OURS, 1)
+            mended = re.sub(r"\s*</head>", OURS, mended, count=1)
         if mended != page:
             path.write_text(mended, encoding="utf-8")
     (out / "searchindex.js").unlink(missing_ok=True)
