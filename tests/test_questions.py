@@ -51,4 +51,4 @@ def test_what_is_folded_elsewhere_and_asked_is_found_from_here():
                 if re.search(r"<summary>[^<]*\?</summary>", line):
                     asked += 1
                     assert f"{place}#{heading})" in page, line
-    assert asked >= 2
+    assert asked

@@ -204,7 +204,7 @@ BODY = b'{"q": "ab"}'
 SLOW = """\
 import os, sys, time
 from transformer_lib import command_line, server
-import transformer_lib.export.ctranslate2 as engine
+from transformer_lib.command_line import commands
 
 class Slow:
     def __init__(self, *_):
@@ -215,7 +215,8 @@ class Slow:
         time.sleep(1)
         return [line[::-1] for line in lines]
 
-engine.CTranslate2Model = Slow
+commands.runs.exported_as = lambda path: "ctranslate2"
+commands.export.CTranslate2Model = Slow
 sys.exit(command_line.main(["serve", "it", "--port", "0"]))
 """
 
