@@ -55,6 +55,15 @@ def name_of(heading) -> str:
     return re.sub(r"^[\d.]+\s+", "", text_of(heading)).strip("# ")
 
 
+def glossary(article):
+    """What is said in a glossary, each with the terms that share it."""
+    for dd in article.xpath(".//dl[contains(@class,'glossary')]/dd"):
+        terms = [dd.getprevious()]
+        while (above := terms[0].getprevious()) is not None and above.tag == "dt":
+            terms.insert(0, above)
+        yield terms, dd
+
+
 def records_of(page: str, article) -> list[dict]:
     """What can be found on a page: address, page, title, text."""
     found = []
@@ -66,10 +75,7 @@ def records_of(page: str, article) -> list[dict]:
         row = {"id": address, "page": title, "title": name, "text": text, "kind": kind}
         found.append(row)
 
-    for dd in article.xpath(".//dl[contains(@class,'glossary')]/dd"):
-        terms = [dd.getprevious()]  # several may share what is said of them
-        while (above := terms[0].getprevious()) is not None and above.tag == "dt":
-            terms.insert(0, above)
+    for terms, dd in glossary(article):
         add(terms[0].get("id"), ", ".join(map(text_of, terms)), text_of(dd), "term")
     for dt in article.xpath(".//dt[contains(@class,'sig') and @id]"):
         told = next(e for e in dt.itersiblings() if e.tag == "dd")
@@ -103,15 +109,13 @@ def kind_of(page: str) -> str:
 
 def other_names(page: str, article) -> list[tuple[str, str]]:
     """The address of a section, and another name for it."""
-    rows = article.xpath(".//dl[contains(@class,'glossary')]/dt")
-    pairs = [(text_of(dt), dt.getnext()) for dt in rows]
+    pairs = [(text_of(dt), dd) for terms, dd in glossary(article) for dt in terms]
     if page.endswith("/questions"):
         for row in article.xpath(".//table//tr[td]"):
             pairs.append((text_of(row[0]), row[1]))
     return [
         (urljoin(f"{page}.html", link), name)
         for name, told in pairs
-        if told is not None
         for link in told.xpath(".//a[contains(@href,'#')]/@href")
     ]
 

@@ -150,8 +150,8 @@ def show_bits():
             for i, color in enumerate(kinds):
                 look = {"facecolor": COLORS[color], "edgecolor": COLORS["ground"]}
                 ax.add_patch(plt.Rectangle((i, row - 0.3), 1, 0.6, **look))
-            for at, count in ((1 + exponent / 2, exponent), (1 + exponent, fraction)):
-                x = at if count == exponent and at < 1 + exponent else at + fraction / 2
+            middle = 1 + exponent + fraction / 2
+            for x, count in ((1 + exponent / 2, exponent), (middle, fraction)):
                 ax.text(x, row - 0.33, str(count), ha="center", va="bottom")
         ax.text(1, -1.05, "exponent", color=COLORS["across"])
         ax.text(9 if not narrow else 14, -1.05, "fraction", color=COLORS["key"])
