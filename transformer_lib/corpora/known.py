@@ -1,4 +1,4 @@
-"""Known corpora, one's own files, and a grammar that makes sentences; what is dropped is counted, and what is held back is not seen.
+"""Load a known corpus, your own files or generated sentences; count what is dropped, and keep held-out sentences out of training.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/08_corpora.html"""
 
@@ -66,30 +66,18 @@ def hash_pairs(pairs: Iterable[tuple[str, str]]) -> str:
     return digest.hexdigest()
 
 # %% ../../notebooks/08_corpora.ipynb #9ec64abc
-_SPLITS = "train", "valid", "test"
-_NAMES = (
-    "grammar-en-de",
-    "tatoeba-en-de",
-    "tatoeba-en-fr",
-    "newstest-en-de",
-    "newstest-en-fr",
-)
-_SETTINGS = {"bad", "max_ratio", "max_words", "columns", "uneven"}
-
-
 def load_corpus(spec: str | Path | dict, split: str = "train") -> Corpus:
     """Load sentence pairs by name, or from a user's files.
 
     The test split of Tatoeba is the Tatoeba Challenge's test set v2021-08-07 without
     the pairs of which either side occurs in the training archive at hand. This was
     tested with the archive of 2018-05-13 and a test set of 2,754 pairs; with a newer
-    archive other pairs are left. Scores are comparable where `Corpus.sha256` is the
-    same.
+    archive, other pairs remain. Scores are comparable if `Corpus.sha256` is the same.
 
     Args:
         spec: "grammar-en-de" (embedded, needs no network), "tatoeba-en-de",
             "tatoeba-en-fr", "newstest-en-de" or "newstest-en-fr" (newstest2013 to
-            validate, newstest2014 to test); or the path of a file with tabs; or a
+            validate, newstest2014 to test); or the path of a tab-separated file; or a
             dict with "train", "valid" and "test", each a path or [source, target],
             and perhaps "name", "licence", "share" (of the training text that is held
             out where there is no "valid"; 0.01) and settings of `stream_pairs`.
@@ -99,7 +87,7 @@ def load_corpus(spec: str | Path | dict, split: str = "train") -> Corpus:
         The pairs, with licence and origin.
 
     Raises:
-        ValueError: If the name, the split or the text breaks a rule.
+        ValueError: If the name, the split or the text is not valid.
         CorpusUnavailable: If the text is unavailable or damaged.
     """
     if split not in _SPLITS:
@@ -149,36 +137,9 @@ def _place_by_hash(sentence: str) -> int:
     """A number below 2**32 that looks drawn at random, the same for equal text."""
     return int.from_bytes(hashlib.sha256(sentence.encode()).digest()[:4], "big")
 
-
-def _part_of(
-    pairs: Iterable[tuple[str, str]],
-    valid: bool,
-    targets: set[str],
-    share: float,
-    report: "CleaningReport | None" = None,
-) -> Iterator[tuple[str, str]]:
-    """The held-out pairs, or the others without those that share a target with them.
-
-    Args:
-        pairs: All pairs, as a stream.
-        valid: Whether the held-out pairs are wanted.
-        targets: The targets of the held-out pairs.
-        share: As for held_out.
-        report: Counts the pairs that share a target with a held-out one.
-    """
-    for source, target in pairs:
-        out = held_out(source, share)
-        if (valid and out) or not (valid or out or target in targets):
-            yield source, target
-        elif report and not (valid or out):
-            report.shared += 1
-
 # %% ../../notebooks/08_corpora.ipynb #2855fbf0
-_RATIO = "length ratio"
-
-
 def _judge(source: str, target: str, max_ratio: float, max_words: float) -> str:
-    """Why a pair is not to be used; an empty text if it is."""
+    """The reason to drop a pair; empty if the pair is kept."""
     if not source.strip() or not target.strip():
         return _EMPTY
     if max(source.count(" "), target.count(" ")) >= max_words:
@@ -204,7 +165,17 @@ from .formats import _HEADER, _UNEVEN, _segments, pair_rows
 from .text_files import read_once_only
 
 # %% ../../notebooks/under_the_hood/08_corpora.ipynb #e53dd60d
+_SPLITS = "train", "valid", "test"
+_NAMES = (
+    "grammar-en-de",
+    "tatoeba-en-de",
+    "tatoeba-en-fr",
+    "newstest-en-de",
+    "newstest-en-fr",
+)
+_SETTINGS = {"bad", "max_ratio", "max_words", "columns", "uneven"}
 _NOT_UTF8 = "not UTF-8"
+_RATIO = "length ratio"
 _FILTERS = {_TOO_LONG, _RATIO, _HEADER, _UNEVEN}  # left out, though it can be read
 
 
@@ -484,6 +455,30 @@ def _held_back(
     if targets or len(lowest) < 2:
         return share, targets
     return (min(lowest) + 1) / 2**32, lowest[min(lowest)]
+
+
+def _part_of(
+    pairs: Iterable[tuple[str, str]],
+    valid: bool,
+    targets: set[str],
+    share: float,
+    report: "CleaningReport | None" = None,
+) -> Iterator[tuple[str, str]]:
+    """The held-out pairs, or the others without those that share a target with them.
+
+    Args:
+        pairs: All pairs, as a stream.
+        valid: Whether the held-out pairs are wanted.
+        targets: The targets of the held-out pairs.
+        share: As for held_out.
+        report: Counts the pairs that share a target with a held-out one.
+    """
+    for source, target in pairs:
+        out = held_out(source, share)
+        if (valid and out) or not (valid or out or target in targets):
+            yield source, target
+        elif report and not (valid or out):
+            report.shared += 1
 
 # %% ../../notebooks/under_the_hood/08_corpora.ipynb #725ee7e4
 _ANKI = "https://www.manythings.org/anki"
