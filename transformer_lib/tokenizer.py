@@ -1,4 +1,4 @@
-"""From sentences to ids and back: byte pair encoding by hand, SentencePiece, and what the size of a vocabulary does.
+"""Byte pair encoding by hand, then SentencePiece, and how the size of the vocabulary matters.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/09_tokenizer.html"""
 
@@ -34,7 +34,7 @@ def pairs_in(symbols: Sequence[str]) -> Counter:
 
 
 def merge_pair(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    """Join all occurrences of the pair in a word, from the left."""
+    """Merge all occurrences of the pair in a word, from the left."""
     merged, i = [], 0
     while i < len(symbols):
         if tuple(symbols[i : i + 2]) == pair:
@@ -47,11 +47,11 @@ def merge_pair(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 # %% ../notebooks/09_tokenizer.ipynb #75340c77
 def cut_word(word: str, rank: Mapping[tuple[str, str], int]) -> list[str]:
-    """Join neighbors, the pair that was learned first before all others.
+    """Merge neighbors, always the pair that was learned first.
 
     Args:
         word: A word, with the space before it as "▁".
-        rank: The place of each merge in the list of merges.
+        rank: The position of each merge in the list of merges.
     """
     symbols = list(word)
     while len(symbols) > 1:
