@@ -1,4 +1,4 @@
-"""Tokenized pairs in flat arrays, on disk without copies, and batches under a token budget: the same for the same seed, resumable in mid-epoch.
+"""How tokenized pairs become batches under a token budget: little padding, reproducible from a seed, and resumable in mid-epoch.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/10_batches.html"""
 
@@ -61,7 +61,7 @@ def _fill(order: np.ndarray, widths: np.ndarray, max_tokens: int) -> Iterator:
 
     Args:
         order: Indices of pairs, sorted by width.
-        widths: The width of each of these, so that it never falls.
+        widths: The width of each of these, in ascending order.
         max_tokens: Largest number of rows times width of the last row.
     """
     start = 0
@@ -91,8 +91,8 @@ def plan_batches(
         max_tokens: The budget for each side.
         seed: Seed of the run; None for batches from short to long.
         epoch: Number of the epoch; each is shuffled anew.
-        packed: Whether the batches are for `pack`: of any lengths, by the tokens of
-            the pairs alone, since rows are filled up with other pairs.
+        packed: Whether to plan for `pack`: lengths may differ, and only the pairs' own
+            tokens count, since rows are filled up with other pairs.
 
     Returns:
         The pairs' indices, batch by batch, in the order of training.
@@ -147,7 +147,7 @@ class Batch:
         return type(self)(*there)
 
     def pin_memory(self) -> "Batch":
-        """The same batch in memory from which a GPU copies by itself."""
+        """The same batch in page-locked memory, for copies that nothing waits for."""
         return type(self)(*(x.pin_memory() for x in vars(self).values()))
 
 # %% ../../notebooks/10_batches.ipynb #c23c1b7a
@@ -210,8 +210,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Batches of one epoch, or of one process's share of it.
 
-    Of each world_size batches in a row, every process gets one. If the last ones do
-    not go round, they are left out, so that no process waits for another.
+    Of each world_size batches in a row, every process gets one. If the last ones are
+    too few for all processes, they are skipped, so that no process waits for another.
 
     Args:
         pairs: The tokenized pairs.
