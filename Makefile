@@ -65,7 +65,8 @@ test: env check-sync lint notebooks $(STAMPS)/web  ## set up, and check everythi
 	  echo $$said > $$told.new; mv $$told.new $$told; } & \
 	LITERATE_BOOK=$$told OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m pytest \
 	  -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder $(TESTS); status=$$?; \
-	wait; grep -qx built $$told && exit $$status
+	wait; grep -qx built $$told && exit $$status; \
+	echo 'The pages could not be built:'; grep -E 'WARNING|ERROR' $(LOGS)/pages.log; exit 1
 
 serve: book  ## build the book and serve it on this machine (PORT=8000)
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends it)"

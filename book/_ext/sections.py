@@ -156,7 +156,6 @@ def finish(app, error):
             mended = re.sub(r"\s*</head>", OURS, mended, count=1)
         if mended != page:
             path.write_text(mended, encoding="utf-8")
-    (out / "searchindex.js").unlink(missing_ok=True)
 
 
 def setup(app):
