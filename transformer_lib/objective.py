@@ -1,4 +1,4 @@
-"""The objective and the optimizer: smoothed cross-entropy, the paper's learning rate, Adam.
+"""How training measures an error and corrects it: smoothed cross-entropy, Adam, and the paper's learning rate.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/11_objective.html"""
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 def _loss_and_gradient_(
     logits: Tensor, target: Tensor, label_smoothing: float, gradient: bool = True
 ) -> Tensor:
-    """Losses (N,) of logits (N, V), which become the gradient in place; target (N,)."""
+    """Losses (N,) of logits (N, V), overwritten with their gradient; target (N,)."""
     rows = torch.arange(len(target), device=target.device)
     loss = (label_smoothing - 1) * logits[rows, target]  # (N,)
     if label_smoothing:
@@ -67,7 +67,7 @@ def build_optimizer(model: nn.Module, fused: bool = True) -> torch.optim.Adam:
 
     Args:
         model: The model whose parameters are trained.
-        fused: Whether a step is one pass over memory, or one for each operation.
+        fused: Whether to update all weights in one pass over memory.
 
     Returns:
         The optimizer, with learning rate 0 until one is set (see ``noam_lr``).
