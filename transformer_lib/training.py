@@ -1,4 +1,4 @@
-"""The training loop, one update in parts, mixed precision, averaged weights, several GPUs.
+"""Write the training loop, check it, then add what large runs need: accumulation, mixed precision, averaged weights, several GPUs.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/12_training.html"""
 
@@ -127,8 +127,8 @@ def validation_loss(model: Transformer, pairs: TokenPairs, max_tokens: int) -> f
         max_tokens: Token budget of a batch.
 
     Returns:
-        The loss; NaN, and no error, where the model's weights give no numbers, since a
-        run that diverges has to record that.
+        The loss; NaN, not an error, if the model's outputs are NaN, since a run that
+        diverges has to record that.
     """
     was_training = model.training
     loss_of = BatchLoss(model.eval())
