@@ -34,7 +34,7 @@ LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.pyi' -o -name
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: book check test serve pdf export edit evidence lint dist colab lock clean distclean help \
+.PHONY: book check test serve pdf slides export edit evidence lint dist colab lock clean distclean help \
         env library notebooks check-sync FORCE
 
 # $(call step,name,command): one line with the time it took; its words where it fails.
@@ -75,6 +75,9 @@ serve: book  ## build the book and serve it on this machine (PORT=8000)
 pdf: book  ## the built book as one PDF: _build/book.pdf
 	@$(BIN)/python book/_tools/browser.py
 	@$(BIN)/python book/_tools/pdf.py
+
+slides: book  ## CHAPTER=02_attention: slides made from the page of a chapter
+	@$(BIN)/python book/_tools/slides.py "$(CHAPTER)"
 
 export: env  ## write the library transformer_lib from the notebooks
 	@$(BIN)/python book/_tools/export.py
