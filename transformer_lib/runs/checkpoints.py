@@ -22,10 +22,10 @@ def average_checkpoints(
     """Mean of each parameter over several files of weights.
 
     Args:
-        paths_or_run_dir: The files, or the folder of a run, whose files
-            step-NNNNNN.safetensors are taken.
-        last: Only that many of them, the newest.
-        after: Only those from after this update.
+        paths_or_run_dir: The files; or the folder of a run, for its files
+            step-NNNNNN.safetensors.
+        last: Take only this many files, the newest.
+        after: Take only files saved after this update.
 
     Returns:
         The means by name, summed in double precision, in the type of the files.

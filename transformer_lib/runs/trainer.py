@@ -50,16 +50,16 @@ def train(
         recipe: What to train.
         run_dir: Folder of the run.
         data_dir: A folder that prepare wrote; prepared in the run's folder if None.
-        device: "cpu" or "cuda"; as default_device says if None.
-        max_seconds: Stop after this time, with a validation and a checkpoint; called
-            again, the run goes on from there.
+        device: "cpu" or "cuda"; what default_device chooses if None.
+        max_seconds: Stop after this time, with a validation and a checkpoint; call
+            train again to continue from there.
         show: Whether to show a progress bar and a line for each validation.
-        batches: From the number of an epoch, from 0, to its batches, always the same
-            ones; the recipe's if None. A second thread calls it.
-        optimizer: From a model to its optimizer; the paper's Adam if None. Its
-            learning rate is set at each update.
-        schedule: From the number of an update, from 1, to its learning rate; the
-            paper's if None.
+        batches: A function that returns the batches of an epoch, counted from 0, always
+            the same ones; the recipe's if None. A second thread calls it.
+        optimizer: A function that makes an optimizer for a model; the paper's Adam if
+            None. Its learning rate is set at each update.
+        schedule: A function that returns the learning rate of an update, counted from
+            1; the paper's if None.
         callbacks: Each gets the history after each validation, and ends the training
             by returning True, such as EarlyStopping.
 
@@ -91,7 +91,7 @@ def train(
         ahead = made_ahead(batch_groups(recipe, data, model, state), recipe.prefetch)
         since = Window()
         model.train()
-        # Both end with the loop, also where it is interrupted: a bar that stays open
+        # Both end with the loop, even if it is interrupted: a bar that stays open
         # would push the next one down the page.
         with _bar(recipe, at, show and team.rank == 0) as bar, ahead as ready:
             while not over:
@@ -114,7 +114,7 @@ class EarlyStopping:
     It reads only the history, so a resumed run stops where it would have.
 
     Args:
-        patience: Validations without a better loss after which training ends.
+        patience: Training ends after this many validations without a better loss.
         min_delta: By how much a loss must be lower to count as better, in nats.
 
     Raises:
