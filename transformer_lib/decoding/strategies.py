@@ -1,4 +1,4 @@
-"""Greedy and beam search with the paper's length penalty, and sampling, over a cache of keys and values.
+"""Turn probabilities into text: greedy search, beam search with the paper's length penalty, and sampling, made fast by a cache of keys and values.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/14_decoding.html"""
 
@@ -20,22 +20,22 @@ from ..tokenizer import BOS, EOS
 def continuations(
     logits: Tensor, log_probs: Tensor, beam_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What may come of the beams alive: each may end, or go on with a token.
+    """All ways to continue the beams: each may end, or go on with a token.
 
     Args:
         logits: Shape (B, k, V).
         log_probs: float64, shape (B, k): of the beams so far.
-        beam_size: How many of those that go on are wanted.
+        beam_size: How many unfinished candidates to return.
 
     Returns:
-        The log-probability of each beam if it ends here, (B, k); and the best that go
-        on, best first: their log-probabilities, parents and tokens, each (B, n).
+        The log-probability of each beam if it ends here, (B, k); and, for the best
+        unfinished candidates, log-probabilities, parents and tokens, each (B, n).
 
     Raises:
         FloatingPointError: If logits are NaN or infinite.
     """
     log_p = logits.log_softmax(dim=-1)  # (B, k, V): of each next token
-    values, tokens = best_tokens(log_p, beam_size + 3)  # 3: those not wanted
+    values, tokens = best_tokens(log_p, beam_size + 3)  # 3: removed below
     _check_finite(values[..., 0])  # NaN and infinity come through the softmax
     ends = log_probs + log_p[..., EOS]  # (B, k)
     values = log_probs[..., None] + values  # (B, k, m)
@@ -52,7 +52,7 @@ def length_penalty(length: int, alpha: float) -> float:
 
     Args:
         length: Tokens of the output, the end symbol counted.
-        alpha: 0 for none; the paper has 0.6.
+        alpha: 0 for no penalty; the paper uses 0.6.
 
     Source: Wu et al. 2016, section 7, equation 14; Vaswani et al. 2017, section 6.1.
     """
@@ -83,18 +83,18 @@ def search(
     alpha: float = 0.6,
     n_best: int = 1,
 ) -> list[list[Hypothesis]]:
-    """Beam search, whatever says which token comes next.
+    """Beam search over any source of next-token logits.
 
     Args:
-        steps: Answers what comes next; see :class:`FullSteps`.
+        steps: Gives the logits of the next token; see :class:`FullSteps`.
         limits: int64, shape (B,): the most tokens that each output may have. The
             search runs on their device.
-        beam_size: Beginnings kept alive for each sentence, at most 1,000.
-        alpha: Of the length penalty.
-        n_best: How many hypotheses are wanted for each sentence.
+        beam_size: Unfinished candidates kept for each sentence, at most 1,000.
+        alpha: Exponent of the length penalty.
+        n_best: How many hypotheses to return for each sentence.
 
     Returns:
-        For each sentence its hypotheses, best first; of equal ones, the first found.
+        For each sentence its hypotheses, best first; equal ones in the order found.
 
     Raises:
         ValueError: If a setting is not allowed.
