@@ -58,6 +58,7 @@ def type_in(kind: str, block: str):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
+        block = block.replace("\\\n", "")
         lines = [line for line in block.splitlines() if not line.startswith("pip ")]
         script = "set -e\n" + "\n".join(shorter(line, port) for line in lines)
         script += "\nkill %1" * ("&\n" in script)

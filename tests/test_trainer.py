@@ -14,12 +14,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sacrebleu
 import small_runs
 import torch
 from small_runs import FEW, SMALL, tiny
 
 from transformer_lib import machine, training
 from transformer_lib.batches import Prepared, TokenPairs, batches, tokenize_pairs
+from transformer_lib.corpora import grammar_split
 from transformer_lib.machine import Team, default_device
 from transformer_lib.objective import noam_lr
 from transformer_lib.runs import Progress, setup, trainer
@@ -279,6 +281,56 @@ def test_first_weights_of_another_size(train, monkeypatch, tmp_path):
     longer = train(tiny(max_steps=4, initial_std=0.02), tmp_path / "longer")
     small = train(tiny(max_steps=4, initial_std=0.02), tmp_path / "small")
     assert small.history[-1]["train_loss"] == longer.history[-1]["train_loss"]
+
+
+def test_checkpointing_changes_no_number(train, tmp_path):
+    plain, again = (
+        train(
+            tiny(checkpointing=on, model=SMALL | {"dropout": 0.1}), tmp_path / str(on)
+        )
+        for on in (False, True)
+    )
+    for a, b in zip(plain.history, again.history, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-6)
+        assert a["valid_loss"] == pytest.approx(b["valid_loss"], rel=1e-6)
+
+
+def test_bleu_decides_which_weights_are_the_best(train, tmp_path, monkeypatch):
+    scores = iter([3.0, 9.0, 9.0])
+    monkeypatch.setattr(trainer, "validation_bleu", lambda *_: next(scores))
+    run = train(tiny(best_by="BLEU"), tmp_path)
+    assert [record["valid_BLEU"] for record in run.history] == [3.0, 9.0, 9.0]
+    losses = [record["valid_loss"] for record in run.history]
+    assert losses[2] < losses[1] and run.record["step"] == run.history[1]["step"]
+    path = tmp_path / "best.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])  # it is mended from the same update
+    monkeypatch.setattr(trainer, "validation_bleu", lambda *_: 1.0)
+    with pytest.warns(UserWarning, match="written again"):
+        longer = train(tiny(best_by="BLEU", max_steps=8), tmp_path)
+    assert longer.record["step"] == run.history[1]["step"]
+
+
+def test_validation_bleu_is_sacrebleus(train, tmp_path):
+    run = train(tiny(max_steps=60, validate_every=60), tmp_path)
+    corpus = grammar_split("valid")[:30]
+    pairs = tokenize_pairs(corpus, run.tokenizer)
+    model = run.model.train()
+    found = trainer.validation_bleu(model, run.tokenizer, pairs, 40, most=20)
+    outputs = training.quick_translate(
+        model, run.tokenizer, [s for s, _ in corpus[:20]]
+    )
+    theirs = sacrebleu.corpus_bleu(outputs, [[t for _, t in corpus[:20]]])
+    assert found == theirs.score
+    assert trainer.validation_bleu(model.train(), run.tokenizer, pairs, 40) >= 0
+    assert model.training
+
+
+def test_patience_ends_a_run_and_keeps_it_ended(train, tmp_path, monkeypatch):
+    losses = iter([5.0, 4.0, 4.1, 4.2, 1.0])
+    monkeypatch.setattr(trainer, "validation_loss", lambda *_: next(losses))
+    recipe = tiny(max_steps=20, patience=2)
+    assert len(train(recipe, tmp_path).history) == 4
+    assert len(train(recipe, tmp_path).history) == 4  # it is over
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

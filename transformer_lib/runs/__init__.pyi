@@ -3,6 +3,7 @@ from .checkpoints import save_tensors as save_tensors
 from .checkpoints import load_tensors as load_tensors
 from .checkpoints import load_weights as load_weights
 from .checkpoints import Progress as Progress
+from .checkpoints import to_minimize as to_minimize
 from .checkpoints import save_checkpoint as save_checkpoint
 from .checkpoints import random_states as random_states
 from .checkpoints import load_checkpoint as load_checkpoint
@@ -48,4 +49,5 @@ from .trainer import lr_at as lr_at
 from .trainer import one_update as one_update
 from .trainer import adjust_scale as adjust_scale
 from .trainer import Window as Window
+from .trainer import validation_bleu as validation_bleu
 from .trainer import validate_and_save as validate_and_save

@@ -33,6 +33,7 @@ from transformer_lib.runs.checkpoints import (
     load_weights,
     save_tensors,
     step_of,
+    to_minimize,
 )
 from .recipes import Recipe, _read_recipe
 from transformer_lib.storage import (
@@ -423,7 +424,7 @@ def _mend_best(run_dir: Path, history: list[dict]) -> None:
     there is none, the next validation counts as the best.
     """
     path = run_dir / "best.safetensors"
-    best = min(history, key=lambda record: record["valid_loss"])["step"]
+    best = min(history, key=to_minimize)["step"]
     spare = run_dir / f"step-{best:06d}.safetensors"
     try:
         load_tensors(path)

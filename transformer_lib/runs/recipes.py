@@ -37,6 +37,10 @@ class Recipe:
         label_smoothing: Label smoothing.
         seed: Seed of weights, dropout and batch order.
         validate_every: Updates between validations and checkpoints.
+        best_by: What decides which weights are the best: "loss" on the validation text,
+            or "BLEU" of greedy translations of its first 200 sentences.
+        patience: Training ends after this many validations without better weights; 0
+            for never.
         model_type: How subwords are learned, "bpe" or "unigram".
         dropout_after: Dropout is off up to this update, and on from the next.
         fast_dropout: Whether dropout on a CPU draws 16 random bits for each number.
@@ -49,6 +53,8 @@ class Recipe:
         packed: Width in tokens of rows that hold several pairs; 0 for one pair in a
             row, in batches of similar lengths.
         compiled: Whether torch.compile joins the operations of the layers.
+        checkpointing: Whether the layers are computed again in the backward pass, which
+            takes less memory and more time.
         keep_last: How many files step-NNNNNN.safetensors are kept, one from each
             validation.
         start_from: A trained model to start from, as load_pretrained takes it; its
@@ -81,6 +87,8 @@ class Recipe:
     label_smoothing: float = 0.1
     seed: int = 0
     validate_every: int = 200
+    best_by: str = "loss"
+    patience: int = 0
     model_type: str = "bpe"
     dropout_after: int = 0
     fast_dropout: bool = False
@@ -91,6 +99,7 @@ class Recipe:
     prefetch: int = 2
     packed: int = 0
     compiled: bool = False
+    checkpointing: bool = False
     keep_last: int = 5
     start_from: str = ""
     joined: float = 0.0
@@ -292,6 +301,8 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     "dropout_after": _whole(0),
     "seed": _whole(0),
     "validate_every": _whole(1),
+    "best_by": _one_of("loss", "BLEU"),
+    "patience": _whole(0),
     "keep_last": _whole(0),
     "chunk": _whole(0),
     "prefetch": _whole(0, 1000),
@@ -301,6 +312,7 @@ _RULES = {  # of each setting: what holds for it, and how an error says it
     ),
     "fused": _BOOL,
     "compiled": _BOOL,
+    "checkpointing": _BOOL,
     "fast_dropout": _BOOL,
     "precision": _one_of("float32", "bfloat16", "float16"),
 }

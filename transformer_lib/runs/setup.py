@@ -116,7 +116,7 @@ from transformer_lib.runs.folder import (
 from .recipes import text_settings
 from ..storage import DamagedFile
 from ..tokenizer import Tokenizer
-from ..training import compile_layers
+from ..training import checkpoint_layers, compile_layers
 from ..transformer import TransformerConfig, normal_weights
 
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #b98330a8
@@ -249,6 +249,8 @@ def _new_model(recipe: Recipe, vocab_size: int, team: Team) -> Transformer:
     if recipe.initial_std:
         normal_weights(model, recipe.initial_std)
     model = model.to(team.device)
+    if recipe.checkpointing:
+        checkpoint_layers(model)
     if recipe.compiled:
         compile_layers(model)
     if team.device == "cpu" and config.tie_embeddings and team.size == 1:
