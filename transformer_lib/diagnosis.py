@@ -1,4 +1,4 @@
-"""From a symptom to its cause: the curves and outputs of runs that go wrong, the test that finds each fault, and all tests at once on a run of your own.
+"""From symptom to cause: what failing runs look like, the test that finds each fault, and one command that tests a run of your own.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/16_diagnosis.html"""
 
@@ -19,13 +19,13 @@ from .tokenizer import EOS
 # %% ../notebooks/16_diagnosis.ipynb #bdb6123b
 @dataclass(frozen=True)
 class Finding:
-    """What one test found, in words; printed, it is a paragraph.
+    """What one test found, in words; print it to get a paragraph.
 
     Args:
         test: What was tested.
-        right: Whether it looks right; None where it could not be tested.
+        right: Whether it looks right; None if it could not be tested.
         found: What was found, with its numbers.
-        advice: What to try, where something is wrong.
+        advice: What to try if something is wrong.
         page: The chapter to read, such as "11_objective".
     """
 
