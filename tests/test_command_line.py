@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from transformer_lib import machine
 from transformer_lib.batches import Prepared
-from transformer_lib.command_line import commands as cli
 from transformer_lib.command_line import doctor, main
+from transformer_lib.command_line import program as cli
 from transformer_lib.corpora import load_corpus
 from transformer_lib.export import exporter
 from transformer_lib.fine_tuning import recipe_for
@@ -986,8 +986,8 @@ def test_help_needs_no_torch():
     slow = {"torch", "numpy", "tqdm", "importlib.metadata", "urllib.request"}
     assert "transformer_lib.storage" in loaded and not slow & loaded
     rooms = {name for name in loaded if re.match(r"transformer_lib\.\w+\.", name)}
-    own = {f"transformer_lib.command_line.{room}" for room in ("commands", "doctor")}
-    assert rooms == own
+    own = ("commands", "doctor", "program", "streams")
+    assert rooms == {f"transformer_lib.command_line.{room}" for room in own}
 
 
 def test_export_says_how_near_it_is(at, capsys):

@@ -1,4 +1,4 @@
-"""All that chapter 18 offers: commands, doctor.
+"""All that chapter 18 offers: commands, doctor, program, streams.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/18_command_line.html"""
 
