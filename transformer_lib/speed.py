@@ -1,4 +1,4 @@
-"""What makes training and decoding faster, each step measured against the one before.
+"""What makes training and translation faster, each step measured against the one before.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/21_speed.html"""
 
@@ -8,40 +8,35 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/21_s
 __all__ = ['LADDER', 'laps', 'race', 'adam', 'Steps', 'trainer', 'quantize_rows', 'quantized', 'matmul_ceiling', 'LiveMemory', 'peak_bytes', 'feed', 'ladder', 'ladder_on', 'mean_loss', 'attention_as', 'first_losses', 'training_flops', 'ratio_interval', 'climb']
 
 # %% ../notebooks/21_speed.ipynb #beddf92e
-import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import scaled_dot_product_attention
-from .batches import Batch, pack
+from .batches import Batch
 from .machine import PRECISIONS, default_device, fast_precisions
 from .objective import build_optimizer
 from .transformer import Transformer
 
-# %% ../notebooks/21_speed.ipynb #10de5a30
+# %% ../notebooks/21_speed.ipynb #ba7b7449
 def laps(
     runs: dict[str, Callable[[], object]], rounds: int = 5, device: str | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of each contestant, round by round; a first round is not counted.
+    """Time several functions in turn, round by round, after one warm-up round.
 
     Args:
-        runs: What is called, by name.
-        rounds: How many rounds count; the contestants take turns in each.
-        device: Where they compute, as default_device says if None: on "cuda" each is
-            waited for.
+        runs: Name -> function to call.
+        rounds: How many rounds are timed.
+        device: "cpu" or "cuda", where a call is waited for; default_device() if None.
 
     Returns:
-        Name -> seconds of its rounds.
+        Name -> seconds of each round.
 
     Raises:
-        ValueError: If there is nothing to run or no round.
+        ValueError: If `runs` is empty or `rounds` is below 1.
     """
     if not runs or rounds < 1:
         raise ValueError(f"{len(runs)} runs, {rounds} rounds: give one of each or more")
@@ -62,21 +57,21 @@ def laps(
 def race(
     runs: dict[str, Callable[[], object]], rounds: int = 5, device: str | None = None
 ) -> dict[str, float]:
-    """Median seconds of each contestant; all else is as in laps."""
+    """Median seconds of each function; arguments as in `laps`."""
     seconds = laps(runs, rounds, device)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
-# %% ../notebooks/21_speed.ipynb #9c81799e
+# %% ../notebooks/21_speed.ipynb #120cb17c
 def adam(model: nn.Module, form: str = "fused") -> torch.optim.Adam:
-    """Chapter 11's Adam, computed in another form.
+    """Adam with chapter 11's settings, in one of three forms that agree.
 
     Args:
-        model: The model whose parameters are to be trained.
+        model: The model to train.
         form: "loop" (one tensor after the other), "foreach" (many at a time) or
             "fused" (one pass over memory).
 
     Raises:
-        ValueError: If there is no such form.
+        ValueError: If the form is unknown.
     """
     if form not in ("loop", "foreach", "fused"):
         raise ValueError(f'form={form!r} is unknown: "loop", "foreach" or "fused".')
@@ -84,21 +79,20 @@ def adam(model: nn.Module, form: str = "fused") -> torch.optim.Adam:
     how = {"foreach": form == "foreach", "fused": form == "fused"}
     return torch.optim.Adam(model.parameters(), **(same | how))
 
-# %% ../notebooks/21_speed.ipynb #63f24b5e
+# %% ../notebooks/21_speed.ipynb #9c81799e
 @dataclass(frozen=True)
 class Steps:
-    """How an update is computed; of a given batch, each way computes the same.
+    """How to compute an update. On one batch all settings give the same update.
 
-    All but one to the rounding of sums; 16 bits round the factors of the products.
+    They differ in the rounding of sums; 16 bits also round the factors of products.
 
     Args:
-        feed: Which pairs come together in a batch: "random", "length" or "packed", see
-            the function feed.
+        feed: How batches are made: "random", "length" or "packed"; see `feed`.
         attention: "explicit" or "fused".
-        loss: "all" (logits of all places), "real" (of real tokens) or "chunked".
+        loss: "all" (logits at all positions), "real" (at real tokens) or "chunked".
         optimizer: "loop", "foreach" or "fused".
         precision: "float32", or "bfloat16" or "float16" (autocast).
-        compiled: Whether torch.compile is asked.
+        compiled: Whether to use torch.compile.
     """
 
     feed: str = "random"
@@ -122,15 +116,15 @@ LADDER = {
 def trainer(
     model: Transformer, steps: Steps, lr: float = 1e-4
 ) -> Callable[[Batch], Tensor]:
-    """A function that makes one update from a batch, and gives its loss.
+    """A function that makes one update from a batch and returns its loss.
 
     Args:
-        model: The model; its weights change with each call.
-        steps: How the update is computed.
-        lr: The learning lr.
+        model: The model; each call changes its weights.
+        steps: How to compute the update.
+        lr: The learning rate.
 
     Raises:
-        ValueError: If there is no such optimizer or precision.
+        ValueError: If the optimizer or the precision is unknown.
     """
     if steps.precision not in PRECISIONS:
         known = " or ".join(map(repr, PRECISIONS))
@@ -150,23 +144,23 @@ def trainer(
             torch.autocast(device, dtype, enabled=dtype != torch.float32),
         ):
             loss = compute(model, batch, steps.loss)
-        scaled.scale(loss).backward()  # in float16; else all three leave it as it is
+        scaled.scale(loss).backward()  # scales float16 only
         scaled.step(optimizer)
         scaled.update()
         return loss.detach()
 
     return update
 
-# %% ../notebooks/21_speed.ipynb #6b320798
+# %% ../notebooks/21_speed.ipynb #cf584fa1
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix as int8 with one scale for each row.
+    """Round a matrix to int8 with one scale per row.
 
     Args:
         weight: Shape (out, in), finite.
 
     Returns:
-        Whole numbers from -127 to 127 as int8, (out, in), and scales, (out, 1):
-        their product is the matrix, each number within half a scale.
+        Whole numbers from -127 to 127 as int8, (out, in), and scales, (out, 1). Their
+        product differs from `weight` by at most half a scale.
 
     Raises:
         ValueError: If a number is not finite.
@@ -183,7 +177,7 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantized(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """Every matrix of a model as int8 with its scales, by name."""
+    """Name -> int8 matrix and scales, for every matrix of a model."""
     return {
         name: quantize_rows(p.detach())
         for name, p in model.named_parameters()
@@ -193,20 +187,24 @@ def quantized(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
 # %% ../notebooks/under_the_hood/21_speed.ipynb #cfa21af9
 import contextlib
 import itertools
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
+import numpy as np
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .batches import TokenPairs, make_batch, plan_batches
+from .attention import scaled_dot_product_attention
+from .batches import TokenPairs, make_batch, pack, plan_batches
 from .multihead import use_attention
 from .tokenizer import PAD
 from .training import BatchLoss, hidden_states
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #c3040a89
+# %% ../notebooks/under_the_hood/21_speed.ipynb #a2946582
 def matmul_ceiling(
     config,
     tokens: int,
@@ -214,18 +212,18 @@ def matmul_ceiling(
     device: str | None = None,
     rounds: int = 5,
 ) -> float:
-    """Floating-point operations a second of a model's matrix products, alone.
+    """Floating-point operations per second of a model's matrix products alone.
 
     Args:
         config: Settings of the model.
-        tokens: Rows of each product: the tokens of a batch.
+        tokens: Rows of each product, that is, tokens of a batch.
         dtype: Type of the numbers.
-        device: "cpu" or "cuda"; as default_device says if None.
-        rounds: How many rounds; the fastest counts.
+        device: "cpu" or "cuda"; default_device() if None.
+        rounds: How many rounds are timed; the fastest counts.
 
     Returns:
-        Two operations for each weight and token of one encoder layer, one decoder
-        layer and the output, over the seconds that their products take.
+        Two operations per weight and token of one encoder layer, one decoder layer
+        and the output, divided by the seconds that these products take.
     """
     device, d = default_device(device), config.d_model
     width = config.num_heads * (config.d_k or d // config.num_heads)
@@ -245,15 +243,15 @@ def matmul_ceiling(
         operations += count * 2 * tokens * before * after
     return operations / seconds
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #a2946582
+# %% ../notebooks/under_the_hood/21_speed.ipynb #687d5763
 def _storages(values) -> list:
-    """The memory behind all tensors in a nest of lists, tuples and dicts."""
+    """The storages of all tensors in nested lists, tuples and dicts."""
     found = (x for x in tree_leaves(values) if isinstance(x, Tensor))
     return [x.untyped_storage() for x in found]
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #042e4700
+# %% ../notebooks/under_the_hood/21_speed.ipynb #da81fa05
 class LiveMemory(TorchDispatchMode):
-    """Bytes of all tensors made while it is on and still alive: now, and at most."""
+    """Counts the bytes of live tensors made inside it: `now`, and at most, `peak`."""
 
     def __init__(self):
         super().__init__()
@@ -276,27 +274,27 @@ class LiveMemory(TorchDispatchMode):
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """Most bytes in tensors that a call made and had alive at once."""
+    """The most bytes of tensors that `run()` makes and holds at once."""
     with LiveMemory() as memory:
         run()
     return memory.peak
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #687d5763
+# %% ../notebooks/under_the_hood/21_speed.ipynb #9de20638
 def feed(
     pairs: TokenPairs, how: str, max_tokens: int, width: int = 64, seed: int = 0
 ) -> Iterator[Batch]:
-    """An epoch of batches of one budget of target tokens.
+    """Yield the batches of one epoch, of at most `max_tokens` target tokens each.
 
     Args:
-        pairs: The pairs.
-        how: "random" (a fixed number of any pairs, padded), "length" (pairs of similar
-            length, chapter 10) or "packed".
+        pairs: The tokenized pairs.
+        how: "random" (a fixed number of any pairs, padded, about the same number of
+            batches), "length" (pairs of similar length, chapter 10) or "packed".
         max_tokens: Budget of a batch; by length, padding included.
-        width: Room of a packed row.
+        width: Tokens that a packed row holds.
         seed: Seed of the order.
 
     Raises:
-        ValueError: If there is no such way.
+        ValueError: If `how` is unknown.
     """
     if how not in ("random", "length", "packed"):
         raise ValueError(f'how={how!r} is unknown: "random", "length" or "packed".')
@@ -311,12 +309,12 @@ def feed(
         plan = [order[i : i + count] for i in range(0, len(order), count)]
     yield from (make_batch(pairs, part) for part in plan)
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #4081a23f
+# %% ../notebooks/under_the_hood/21_speed.ipynb #26ef4121
 def ladder(changes: dict[str, dict] = LADDER) -> dict[str, Steps]:
-    """Each step by name: all changes up to it.
+    """Name -> settings of each step, with all changes up to it.
 
     Args:
-        changes: What each step changes of the one before.
+        changes: Name -> what this step changes.
     """
     steps, found = Steps(), {}
     for name, change in changes.items():
@@ -325,28 +323,28 @@ def ladder(changes: dict[str, dict] = LADDER) -> dict[str, Steps]:
 
 
 def ladder_on(device: str | None = None) -> dict[str, dict]:
-    """The changes, the last of them in the 16 bits that a device has, if it has any."""
+    """LADDER, ending with the 16-bit formats that are fast on the device, if any."""
     *same, _ = LADDER
     bits = {kind: {"precision": kind} for kind in fast_precisions(device)[1:]}
     return {name: LADDER[name] for name in same} | bits
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #9de20638
+# %% ../notebooks/under_the_hood/21_speed.ipynb #cc2c7669
 def mean_loss(
     model: Transformer,
     batch: Batch,
     loss: str = "real",
     label_smoothing: float = 0.1,
 ) -> Tensor:
-    """The mean smoothed loss of a batch, in one of three forms that agree.
+    """The mean smoothed loss of a batch in nats, in one of three forms that agree.
 
     Args:
         model: The model.
         batch: A batch, or packed rows.
-        loss: "all", "real" or "chunked", as in Steps.
-        label_smoothing: Label smoothing.
+        loss: "all", "real" or "chunked", as in `Steps`.
+        label_smoothing: Share of the target that is spread over all entries.
 
     Raises:
-        ValueError: If there is no such form.
+        ValueError: If `loss` is unknown.
     """
     if loss not in ("all", "real", "chunked"):
         raise ValueError(f'loss={loss!r} is unknown: "all", "real" or "chunked".')
@@ -362,18 +360,18 @@ def mean_loss(
         batch, real, label_smoothing
     )
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #b49608c2
+# %% ../notebooks/under_the_hood/21_speed.ipynb #167eaf21
 def attention_as(
     model: nn.Module, form: str
 ) -> contextlib.AbstractContextManager[None]:
-    """Let a model's layers compute attention explicitly for a while, to compare.
+    """A context in which a model's layers compute attention in this form.
 
     Args:
         model: The model.
-        form: "fused" leaves it as it is, "explicit" takes chapter 02's formula.
+        form: "fused" leaves the model as it is, "explicit" uses chapter 02's formula.
 
     Raises:
-        ValueError: If there is no such form.
+        ValueError: If `form` is unknown.
     """
     if form == "fused":
         return contextlib.nullcontext()
@@ -381,16 +379,16 @@ def attention_as(
         raise ValueError(f'attention={form!r} is unknown: "explicit" or "fused".')
     return use_attention(model, scaled_dot_product_attention)
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #993d8897
+# %% ../notebooks/under_the_hood/21_speed.ipynb #51ebbed9
 def first_losses(
     config, steps: Steps, batches: Sequence[Batch], seed: int = 0
 ) -> list[float]:
-    """The losses of the first updates of a fresh model without dropout.
+    """The losses of a fresh model's first updates, without dropout.
 
     Args:
         config: Settings of the model.
-        steps: How the updates are computed.
-        batches: One for each update.
+        steps: How to compute the updates.
+        batches: One batch per update.
         seed: Seed of the weights.
     """
     torch.manual_seed(seed)
@@ -398,12 +396,12 @@ def first_losses(
     update = trainer(model, steps)
     return [update(batch).item() for batch in batches]
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #26ef4121
+# %% ../notebooks/under_the_hood/21_speed.ipynb #155cbed8
 def training_flops(model: Transformer, batch: Batch) -> float:
-    """Operations that the real tokens of a batch need for one update.
+    """Floating-point operations that one update on the real tokens of a batch needs.
 
-    Two for each weight and token forward, and twice that backward; the attention
-    matrices, which have no weights, are left out.
+    Two per weight and token forward, and twice that backward. The attention matrices,
+    which have no weights, are left out.
 
     Source: Kaplan et al. 2020, section 2.1 (six operations for each weight and token).
     """
@@ -416,7 +414,7 @@ def training_flops(model: Transformer, batch: Batch) -> float:
     table = model.output.weight.numel()  # the logits; looking up a vector is free
     return 6 * (weights["encoder"] * source + (weights["decoder"] + table) * target)
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #cc2c7669
+# %% ../notebooks/under_the_hood/21_speed.ipynb #e0a5519f
 _STUDENT_T = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
@@ -424,11 +422,11 @@ def ratio_interval(these: list[float], those: list[float]) -> list[float]:
     """Geometric mean of paired ratios, and the ends of its 95 % interval.
 
     Args:
-        these: One positive number a round.
-        those: What each is divided by, of the same round.
+        these: One positive number per round.
+        those: The divisors, from the same rounds.
 
     Returns:
-        Middle, low and high; with one round, low is 0 and high infinite.
+        Mean, low and high. With a single round, low is 0 and high is infinite.
     """
     logs = [math.log(a / b) for a, b in zip(these, those, strict=True)]
     middle, free = statistics.fmean(logs), len(logs) - 1
@@ -438,7 +436,7 @@ def ratio_interval(these: list[float], those: list[float]) -> list[float]:
     half = t * statistics.stdev(logs) / len(logs) ** 0.5
     return [math.exp(middle + x) for x in (0, -half, half)]
 
-# %% ../notebooks/under_the_hood/21_speed.ipynb #167eaf21
+# %% ../notebooks/under_the_hood/21_speed.ipynb #7db06443
 def climb(
     config,
     pairs: TokenPairs,
@@ -453,18 +451,18 @@ def climb(
 
     Args:
         config: Settings of the model.
-        pairs: What it is trained on.
+        pairs: The training pairs.
         max_tokens: Budget of a batch.
-        updates: Updates of each step in each round; fewer where an epoch has fewer.
-        rounds: How many rounds count.
-        changes: What each step changes; the ladder of the device if None.
-        device: "cpu" or "cuda"; as default_device says if None.
-        seed: Seed of weights and order.
+        updates: Updates per step and round; fewer if an epoch has fewer.
+        rounds: How many rounds are timed.
+        changes: Name -> what this step changes; `ladder_on(device)` if None.
+        device: "cpu" or "cuda"; default_device() if None.
+        seed: Seed of the weights and of the order.
 
     Returns:
-        One record a step: step, steps (its settings), tokens_per_second (real target
-        tokens), seconds (one update), flops (of an update), and the ratios times_first
-        and times_previous (to the line before), each with its 95 % interval.
+        One dictionary per step: step, steps (its settings), tokens_per_second (real
+        target tokens), seconds and flops (per update), and the ratios times_first and
+        times_previous (to the step before), each with its 95 % interval.
 
     Raises:
         ValueError: If updates or rounds is below 1.
