@@ -97,6 +97,14 @@ def test_four_commands_make_a_translator(at, monkeypatch, capsys):
     assert re.search(r"BLEU +\d+\.\d\d +nrefs:1\|case:mixed", said) and "chrF2" in said
     scores = json.loads((at / "scores.json").read_text("utf-8"))
     assert len(scores["outputs"]) == scores["sentences"] == 12
+    references = (at / "test.de").read_text("utf-8").splitlines()
+    assert main(["evaluate", "mine", *test, "--compare", "scores.json"]) == 0
+    assert "the same translations, line by line" in capsys.readouterr().out
+    Path("other.json").write_text(json.dumps(scores | {"outputs": references}))
+    assert main(["evaluate", "mine", *test, "--compare", "other.json"]) == 0
+    beside = capsys.readouterr().out.split("Beside other.json")[1]
+    found = re.findall(r"(?m)^(\w+) .* from 100.00 there.* p = ([\d.]+)$", beside)
+    assert found == [("BLEU", "0.001"), ("chrF2", "0.001")]
 
 
 def test_a_second_train_goes_on_and_another_recipe_is_refused(at, capsys):
@@ -778,6 +786,10 @@ WRONG = {
     ),
     "a missing text": (["translate", "run", "none.en", "--output", "x.de"], "none.en"),
     "no text to evaluate": (["evaluate", "run"], "--corpus"),
+    "no record to compare with": (
+        [*"evaluate run --test test.en test.de --compare data/data.json".split()],
+        "no record of this test set",
+    ),
 }
 
 

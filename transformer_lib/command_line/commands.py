@@ -211,6 +211,42 @@ def _parse(
         print(*(one.tree for one in found), flush=True)
 
 # %% ../../notebooks/under_the_hood/18_command_line.ipynb #23e56666
+def _other_outputs(path: Path, corpus) -> list[str]:
+    """The translations in a record of another system.
+
+    Raises:
+        ValueError: If the file is no record of this test set.
+    """
+    record = storage.read_json(path)
+    if record.get("test_sha256") != corpus.sha256 or "outputs" not in record:
+        raise ValueError(
+            f"{path} is no record of this test set: write it with evaluate --json, "
+            "on the same files."
+        )
+    return record["outputs"]
+
+
+def _compared(path: Path, other: list[str], found: dict, references: list[str]) -> str:
+    """The paired bootstrap of two systems, a line for each metric."""
+    from transformer_lib.evaluation import paired_bootstrap
+
+    if other == found["outputs"]:
+        return f"Beside {path}: the same translations, line by line."
+    lines, tokenize = (
+        [f"Beside {path}, by 1,000 paired samples:"],
+        found["BLEU"]["tokenize"],
+    )
+    for metric in ("BLEU", "chrF2"):
+        pair = paired_bootstrap(
+            other, found["outputs"], references, metric, tokenize=tokenize
+        )
+        lines.append(
+            f"{metric:8}{pair.second - pair.first:+7.2f}  from {pair.first:.2f} there, 95% "
+            f"from {pair.low:+.2f} to {pair.high:+.2f}, p = {pair.p_value:.3f}"
+        )
+    return "\n".join(lines)
+
+
 def _evaluate(
     model: Model,
     /,
@@ -226,6 +262,7 @@ def _evaluate(
     compute_type: Computing = None,
     tokenize: str | None = None,
     json: File | None = None,
+    compare: Path | None = None,
 ) -> None:
     """Translate a test set and score it.
 
@@ -233,6 +270,7 @@ def _evaluate(
         split: What is scored.
         tokenize: sacreBLEU's, such as 13a zh char ja-mecab (what suits the script).
         json: Keep the record, with every translation.
+        compare: Say whether another system, of which --json kept the record, is better.
     """
     from transformer_lib.evaluation import scores_text
 
@@ -240,8 +278,11 @@ def _evaluate(
         model, device, engine=engine, compute_type=compute_type
     )
     corpus = text.load(split, valid=valid, test=test)
+    other = _other_outputs(compare, corpus) if compare else None
     found = library.evaluate(translator, corpus, beam_size, alpha, tokenize=tokenize)
     print(scores_text(found))
+    if other:
+        print(_compared(compare, other, found, [pair[1] for pair in corpus.pairs]))
     if json:
         storage.write_json(json, found)
 
