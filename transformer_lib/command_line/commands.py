@@ -232,17 +232,14 @@ def _compared(path: Path, other: list[str], found: dict, references: list[str]) 
 
     if other == found["outputs"]:
         return f"Beside {path}: the same translations, line by line."
-    lines, tokenize = (
-        [f"Beside {path}, by 1,000 paired samples:"],
-        found["BLEU"]["tokenize"],
-    )
+    tokenize, lines = found["BLEU"]["tokenize"], [f"Beside {path}:"]
     for metric in ("BLEU", "chrF2"):
         pair = paired_bootstrap(
             other, found["outputs"], references, metric, tokenize=tokenize
         )
         lines.append(
-            f"{metric:8}{pair.second - pair.first:+7.2f}  from {pair.first:.2f} there, 95% "
-            f"from {pair.low:+.2f} to {pair.high:+.2f}, p = {pair.p_value:.3f}"
+            f"{metric:8}{pair.second - pair.first:+7.2f}  from {pair.first:.2f} there, "
+            f"95% from {pair.low:+.2f} to {pair.high:+.2f}, p = {pair.p_value:.3f}"
         )
     return "\n".join(lines)
 
