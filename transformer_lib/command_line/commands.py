@@ -278,7 +278,7 @@ def _evaluate(
     other = _other_outputs(compare, corpus) if compare else None
     found = library.evaluate(translator, corpus, beam_size, alpha, tokenize=tokenize)
     print(scores_text(found))
-    if other:
+    if compare and other is not None:
         print(_compared(compare, other, found, [pair[1] for pair in corpus.pairs]))
     if json:
         storage.write_json(json, found)
