@@ -11,7 +11,11 @@ the recipe fine-tune. Losses and scores are those of the last weights, on both t
 sets, beside those of the model before. A run stopped goes on from its last checkpoint,
 to the same result. Writes one JSON.
 
-Record: results/fine-tuning/*.json
+With --back the English side of the new pairs is not read: the model first goes on with
+the old text turned round, German into English, and translates the German side back
+(back-translation, Sennrich et al. 2016b).
+
+Record: results/fine-tuning/*.json, results/back-translation/*.json
 """
 
 import argparse
@@ -95,17 +99,61 @@ def loss_of(model, tokenizer, pairs: list) -> float:
     return round(validation_loss(model, tokenize_pairs(pairs, tokenizer), 4000), 5)
 
 
+def turned(pairs: list) -> list[tuple[str, str]]:
+    """Pairs of the other direction."""
+    return [(target, source) for source, target in pairs]
+
+
+def translated_back(asked: argparse.Namespace, new: list, old: list) -> tuple:
+    """The new targets with sources by a model of the other direction; its record."""
+    tests = {
+        "new": turned(divided(pairs_of(ORIGIN), asked.sentences)[0]),
+        "old": turned(some_of(OLD, "test", asked.sentences)),
+    }
+    splits = {"train": turned(old), "valid": turned(some_of(OLD, "valid", HELD))}
+    folder = asked.run_dir / "reverse"
+    recipe = fine_tuning_recipe(
+        asked.start,
+        corpus=write_text(folder / "text", splits),
+        lr_factor=0.3,
+        warmup=100,
+        seed=asked.seed,
+        max_steps=asked.back,
+        validate_every=asked.every,
+        keep_last=1,
+    )
+    done = train(recipe, folder / "run", device=asked.device, show=False)
+    last = Run.load(folder / "run", asked.device, "last")
+    about = load_pretrained(asked.start, "cpu")[2]
+    targets = [target for _, target in new]
+    sources = Translator(last.model, last.tokenizer, about)(targets)
+    start = Path(asked.start).name
+    return list(zip(sources, targets, strict=True)), {
+        "recipe": asdict(recipe) | {"corpus": f"{OLD}, turned", "start_from": start},
+        "updates": done.progress.step,
+        "seconds": round(done.progress.seconds),
+        "scores": scored(last.model, last.tokenizer, about, tests),
+        "examples": list(zip(sources[:3], *zip(*new[:3], strict=True), strict=True)),
+    }
+
+
+def some_of(name: str, split: str, number: int) -> list[tuple[str, str]]:
+    """So many pairs of a split, always the same ones."""
+    pairs = list(load_corpus(name, split).pairs)
+    return random.Random(0).sample(pairs, min(number, len(pairs)))
+
+
 def run(asked: argparse.Namespace) -> dict:
     """Train from the last checkpoint on, and score."""
     test, valid, rest = divided(pairs_of(ORIGIN), asked.sentences)
     new = rest[: asked.pairs]
     old = list(load_corpus(OLD).pairs)
+    extra, words = {}, ""
+    if asked.back:
+        new, extra["reverse"] = translated_back(asked, new, old)
+        words = f"--back {asked.back} "
     text = mix_pairs(new, old, asked.share, asked.seed)
-    old_test = list(load_corpus(OLD, "test").pairs)
-    tests = {
-        "new": test,
-        "old": random.Random(0).sample(old_test, min(asked.sentences, len(old_test))),
-    }
+    tests = {"new": test, "old": some_of(OLD, "test", asked.sentences)}
     corpus = write_text(asked.run_dir / "text", {"train": text, "valid": valid})
     recipe = fine_tuning_recipe(
         asked.start,
@@ -136,7 +184,7 @@ def run(asked: argparse.Namespace) -> dict:
         "seed": asked.seed,
         "command": "python experiments/fine_tuning.py "
         f"--factor {asked.factor} --pairs {asked.pairs} "
-        f"--share {asked.share} --seed {asked.seed} "
+        f"--share {asked.share} --seed {asked.seed} {words}"
         "--run-dir FOLDER --out FILE",
         "recipe": asdict(recipe) | {"corpus": ORIGIN, "start_from": start},
         "data": {
@@ -155,6 +203,7 @@ def run(asked: argparse.Namespace) -> dict:
         "after": after,
         "bleu": after["new"]["sacreBLEU"]["value"],
         "test_loss": after["new"]["nats"],
+        **extra,
     }
 
 
@@ -173,6 +222,12 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         "--share", type=float, default=0.0, help="old pairs as a share of the text (0)"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--back",
+        type=int,
+        default=0,
+        help="updates of the model that translates the new targets back (0: none)",
+    )
     parser.add_argument("--steps", type=int, default=400, help="updates (400)")
     parser.add_argument(
         "--every",

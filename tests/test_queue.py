@@ -363,6 +363,33 @@ def test_fine_tuning_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     assert not {s for p in rest for s in p} & {s for p in test + valid for s in p}
 
 
+def test_back_translation_reads_no_english_of_the_new_pairs(tmp_path, monkeypatch):
+    """The German is real, the English is the reverse model's, whatever ours was."""
+    import fine_tuning
+
+    old = list(load_corpus("grammar-en-de").pairs)
+    start = saved_model(tmp_path / "start", old)
+    monkeypatch.setattr(fine_tuning, "OLD", "grammar-en-de")
+    monkeypatch.setattr(fine_tuning, "HELD", 20)
+
+    def run(name, new):
+        monkeypatch.setattr(fine_tuning, "pairs_of", lambda origin: new)
+        words = "--factor 1 --pairs 30 --back 4 --steps 4 --every 2 --sentences 8 "
+        words += f"--start {start} --run-dir {tmp_path / name} --out none"
+        return fine_tuning.run(fine_tuning.arguments(words.split()))
+
+    true = run("true", new := old[500:700])
+    kept = {pair for pair in random.Random(0).sample(new, len(new))[:28]}
+    other = run("other", [p if p in kept else (f"x{p[0]}", p[1]) for p in new])
+    assert true["data"]["sha256"] == other["data"]["sha256"]
+    reverse = true["reverse"]
+    assert reverse["updates"] == 4 and set(reverse["scores"]) == {"new", "old"}
+    assert [german for _, _, german in reverse["examples"]] == [
+        german for _, german in fine_tuning.divided(new, 8)[2][:3]
+    ]
+    assert "--back 4" in true["command"] and str(tmp_path) not in json.dumps(true)
+
+
 def test_two_languages_gone_on_with_give_the_same(tmp_path, monkeypatch):
     """One run whole, one stopped after a checkpoint; and what the record says."""
     import two_languages
