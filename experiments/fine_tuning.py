@@ -38,6 +38,14 @@ from transformer_lib.translator import Translator
 
 START, OLD, ORIGIN = "tatoeba-en-de", "tatoeba-en-de", "multi30k"
 HELD = 500  # new pairs to validate with; they choose nothing
+SAID = (  # translated before and after, for the page to show: old kind and new
+    "The old man sold his house.",
+    "What are you looking for?",
+    "My sister has lost her keys.",
+    "A man in a blue shirt is standing on a ladder.",
+    "Two dogs are running across a snowy field.",
+    "A young girl in a pink dress is jumping into a pool.",
+)
 
 
 def pairs_of(origin: str) -> list[tuple[str, str]]:
@@ -167,6 +175,7 @@ def run(asked: argparse.Namespace) -> dict:
     done = train(recipe, asked.run_dir / "run", device=asked.device, show=False)
     model, tokenizer, about = load_pretrained(asked.start, asked.device)
     before = scored(model, tokenizer, about, tests)
+    said = {"sources": SAID, "before": Translator(model, tokenizer, about)(list(SAID))}
     curve = []
     for path in checkpoint_files(asked.run_dir / "run"):
         part = Run.load(asked.run_dir / "run", asked.device, path)
@@ -174,6 +183,7 @@ def run(asked: argparse.Namespace) -> dict:
         curve.append({"step": step_of(path), **losses})
     last = Run.load(asked.run_dir / "run", asked.device, "last")
     after = scored(last.model, tokenizer, about, tests)
+    said["after"] = Translator(last.model, tokenizer, about)(list(SAID))
     start = Path(asked.start).name
     return {
         "start": start,
@@ -201,6 +211,7 @@ def run(asked: argparse.Namespace) -> dict:
         "curve": curve,
         "before": before,
         "after": after,
+        "said": said,
         "bleu": after["new"]["sacreBLEU"]["value"],
         "test_loss": after["new"]["nats"],
         **extra,

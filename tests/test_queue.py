@@ -353,6 +353,7 @@ def test_fine_tuning_gone_on_with_gives_the_same(tmp_path, monkeypatch):
         record["seconds"] = record["environment"] = None
     assert whole == parts and str(tmp_path) not in json.dumps(whole)
     assert [point["step"] for point in whole["curve"]] == [2, 4, 6]
+    assert len({len(lines) for lines in whole["said"].values()}) == 1
     assert whole["pairs"] == 90 and whole["old_pairs"] == 60
     assert 140 <= whole["data"]["train_pairs"] <= 150  # cleaned
     last, after = whole["curve"][-1], whole["after"]
