@@ -1,69 +1,47 @@
 """Chapter 23: the counts of Table 1 against torch's counter, and the checks."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lib.attention import scaled_dot_product_attention
+from transformer_lib.complexity import (
+    convolutions,
+    counted,
+    crossing,
+    fused_attention,
+    gradient,
+    layers,
+    longest_chain,
+    multiply_adds,
+    peak_of,
+    restricted_attention,
+    self_attention,
+)
 from transformer_lib.exercises import complexity as exercises
-from transformer_lib.speed import LiveMemory, peak_bytes
+from transformer_lib.speed import LiveMemory
 from transformer_lib.transformer import Transformer, TransformerConfig
-
-CHAPTER = Path(__file__).resolve().parents[1] / "notebooks/23_complexity.ipynb"
-DEFINES = "multiply_adds self_attention restricted_attention layers longest_chain"
-DEFINES += " gradient convolutions repeated crossing fused_attention peak_of"
-
-
-@pytest.fixture(scope="module")
-def page():
-    """The functions that the chapter defines, taken from its cells."""
-    names = {"math": math, "torch": torch, "nn": torch.nn, "peak_bytes": peak_bytes}
-    exec("from numpy import log", names)
-    for cell in json.loads(CHAPTER.read_text(encoding="utf-8"))["cells"]:
-        source = "".join(cell["source"])
-        for name in DEFINES.split():
-            starts = source.find(f"def {name}("), source.find(f"class {name}(")
-            if cell["cell_type"] == "code" and max(starts) >= 0:
-                exec(function_at(source[max(starts) :]), names)
-    assert set(DEFINES.split()) <= set(names)
-    return names
-
-
-def function_at(source):
-    """The function that a text begins with."""
-    lines = source.splitlines()
-    rest = (i for i, line in enumerate(lines) if i and line and not line[0].isspace())
-    return "\n".join(lines[: next(rest, len(lines))])
-
-
-def counted(layer, *inputs):
-    with FlopCounterMode(display=False) as counter:
-        layer(*inputs)
-    return counter.get_total_flops() // 2
 
 
 @pytest.mark.parametrize("n, d", [(40, 8), (33, 16), (64, 64)])
-def test_formulas_are_what_torch_counts(page, n, d):
-    formulas = page["multiply_adds"](n, d, k=5, r=6)
-    for kind, layer in page["layers"](d, k=5, r=6).items():
+def test_formulas_are_what_torch_counts(n, d):
+    formulas = multiply_adds(n, d, k=5, r=6)
+    for kind, layer in layers(d, k=5, r=6).items():
         assert counted(layer, torch.randn(1, n, d)) == formulas[kind], kind
 
 
-def test_self_attention_and_recurrence_meet_at_n_equal_d(page):
+def test_self_attention_and_recurrence_meet_at_n_equal_d():
     for size in (1, 7, 512):
-        counts = page["multiply_adds"](size, size)
+        counts = multiply_adds(size, size)
         assert counts["self-attention"] == counts["recurrent"]
 
 
 # --- memory ---
 
 
-def test_memory_of_a_known_program(page):
+def test_memory_of_a_known_program():
     """Alive at once: three of four results; a view and an input add nothing."""
 
     def program(x):
@@ -73,7 +51,7 @@ def test_memory_of_a_known_program(page):
         return second.exp() + x.T.T
 
     x = torch.randn(10, 10)
-    assert page["peak_of"](program, x) == 3 * 400
+    assert peak_of(program, x) == 3 * 400
     with LiveMemory() as memory:
         kept = x + 1
     assert (memory.now, memory.peak) == (400, 400)
@@ -82,14 +60,13 @@ def test_memory_of_a_known_program(page):
 
 
 @pytest.mark.parametrize("n, d, r", [(40, 8, 4), (33, 16, 6), (48, 128, 8)])
-def test_memory_is_what_the_formulas_say(page, n, d, r):
+def test_memory_is_what_the_formulas_say(n, d, r):
     """Counted by hand in the code of the two attentions, in bytes."""
     x = torch.randn(1, n, d)
-    peak = page["peak_of"]
-    assert peak(page["self_attention"], x) == 4 * max(3 * n * n, 2 * n * n + n * d)
+    assert peak_of(self_attention, x) == 4 * max(3 * n * n, 2 * n * n + n * d)
     wide = n + r - 1  # positions of the padded tensor; the mask has one byte each
     expected = 4 * (wide * d + 2 * r * n + max(2 * r * n, n * d)) + wide
-    assert peak(lambda x: page["restricted_attention"](x, r), x) == expected
+    assert peak_of(lambda x: restricted_attention(x, r), x) == expected
 
 
 def allocator_s_peak(layer, x):
@@ -110,13 +87,13 @@ def started(event):
     return event.start_ns()
 
 
-def test_memory_equals_the_allocator_s_log(page):
-    peak, found = page["peak_of"], {}
+def test_memory_equals_the_allocator_s_log():
+    found = {}
     for n in (128, 256, 512):
-        layers = page["layers"](64) | {"fused": page["fused_attention"]}
+        kinds = layers(64) | {"fused": fused_attention}
         x = torch.randn(1, n, 64)
-        for kind, layer in layers.items():
-            both = peak(layer, x), allocator_s_peak(layer, x)
+        for kind, layer in kinds.items():
+            both = peak_of(layer, x), allocator_s_peak(layer, x)
             found.setdefault(kind, []).append(both)
     for kind in ("self-attention", "recurrent", "restricted"):
         assert all(ours == theirs > 0 for ours, theirs in found[kind]), kind
@@ -128,20 +105,20 @@ def test_memory_equals_the_allocator_s_log(page):
         assert all(ours <= theirs for ours, theirs in pairs), kind
 
 
-def test_training_keeps_more(page):
-    x, layers = torch.randn(1, 64, 16), page["layers"](16)
-    for kind, layer in layers.items():
-        assert page["peak_of"](layer, x, True) > page["peak_of"](layer, x), kind
-    windows = page["peak_of"](layers["restricted"], x, True)
+def test_training_keeps_more():
+    x, kinds = torch.randn(1, 64, 16), layers(16)
+    for kind, layer in kinds.items():
+        assert peak_of(layer, x, True) > peak_of(layer, x), kind
+    windows = peak_of(kinds["restricted"], x, True)
     assert 32 * 64 * 16 * 4 < windows < 4 * 32 * 64 * 16 * 4
 
 
 @pytest.mark.parametrize("r", [1, 4, 9])
-def test_restricted_attention_is_attention_with_a_band(page, r):
+def test_restricted_attention_is_attention_with_a_band(r):
     x = torch.randn(2, 20, 8, requires_grad=True)
     offset = torch.arange(20) - torch.arange(20)[:, None]
     band = (offset >= -(r // 2)) & (offset < r - r // 2)
-    ours = page["restricted_attention"](x, r)
+    ours = restricted_attention(x, r)
     theirs = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=band)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     weight = torch.randn(ours.shape)
@@ -150,40 +127,40 @@ def test_restricted_attention_is_attention_with_a_band(page, r):
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
-def test_self_attention_is_attention(page):
+def test_self_attention_is_attention():
     x = torch.randn(2, 20, 8)
     wanted, _ = scaled_dot_product_attention(x, x, x)
-    torch.testing.assert_close(page["self_attention"](x), wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(self_attention(x), wanted, atol=1e-5, rtol=0)
 
 
-def test_only_the_recurrent_chain_grows(page):
+def test_only_the_recurrent_chain_grows():
     chains = {}
-    for kind, layer in page["layers"](8).items():
+    for kind, layer in layers(8).items():
         inputs = [torch.randn(1, n, 8, requires_grad=True) for n in (10, 20, 30)]
-        chains[kind] = [page["longest_chain"](layer(x)) for x in inputs]
+        chains[kind] = [longest_chain(layer(x)) for x in inputs]
     first, second, third = chains.pop("recurrent")
     assert second - first == third - second >= 10
     assert all(len(set(chain)) == 1 for chain in chains.values())
 
 
-def test_longest_chain_of_a_known_graph(page):
+def test_longest_chain_of_a_known_graph():
     x = torch.ones(3, requires_grad=True)
     long = x.exp().sin().exp()  # three operations, and the one that collects at x
-    assert page["longest_chain"](long) == 4
-    assert page["longest_chain"](long + x) == 5
+    assert longest_chain(long) == 4
+    assert longest_chain(long + x) == 5
 
 
 @pytest.mark.parametrize("depth, reach", [(1, 1), (2, 4), (3, 13)])
-def test_reach_of_dilated_convolutions(page, depth, reach):
-    stack = page["convolutions"](depth, dilated=True)
-    seen = (page["gradient"](stack, 41, at=20) > 0).nonzero().flatten()
+def test_reach_of_dilated_convolutions(depth, reach):
+    stack = convolutions(depth, dilated=True)
+    seen = (gradient(stack, 41, at=20) > 0).nonzero().flatten()
     assert (seen.min(), seen.max()) == (20 - reach, 20 + reach)
 
 
-def test_crossing_of_known_curves(page):
+def test_crossing_of_known_curves():
     sizes = [32, 64, 128, 256]
-    assert page["crossing"](sizes, [n / 100 for n in sizes]) == pytest.approx(100)
-    assert page["crossing"](sizes, [0.1, 0.2, 0.3, 0.4]) is None
+    assert crossing(sizes, [n / 100 for n in sizes]) == pytest.approx(100)
+    assert crossing(sizes, [0.1, 0.2, 0.3, 0.4]) is None
 
 
 def test_encoder_layer_of_the_model_has_the_counted_parts():

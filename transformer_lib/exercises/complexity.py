@@ -59,7 +59,7 @@ def slope(xs: list, ys: list) -> float:
 
 
 def wrong_exponents(sizes: list[float], times: list[float]) -> dict[str, float]:
-    """What the usual slips make of the exponent."""
+    """The exponents that usual mistakes give."""
     log_s, log_t = ([math.log(value) for value in v] for v in (sizes, times))
     true, steps = slope(log_s, log_t), list(range(len(sizes)))
     height = (sum(log_t) - true * sum(log_s)) / len(sizes)
