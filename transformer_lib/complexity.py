@@ -83,7 +83,8 @@ def whole_layers(n: int, d: int = 512) -> dict[str, int]:
 # %% ../notebooks/23_complexity.ipynb #44469ce7
 def longest_chain(out: Tensor) -> int:
     """Length of the longest path through the graph of operations behind a tensor."""
-    length, waiting = {}, [out.grad_fn]
+    length: dict = {}
+    waiting: list = [out.grad_fn]
     while waiting:
         node = waiting[-1]
         before = [n for n, _ in node.next_functions if n is not None]
@@ -100,8 +101,8 @@ def gradient(stack: Callable, n: int, at: int, d: int = 8) -> Tensor:
     """Size of the gradient of the output at a position for each input, shape (n,)."""
     torch.manual_seed(0)
     x = torch.randn(1, n, d, dtype=torch.float64, requires_grad=True)
-    stack(x)[0, at].sum().backward()
-    return x.grad[0].norm(dim=-1)
+    (found,) = torch.autograd.grad(stack(x)[0, at].sum(), x)  # (1, n, d)
+    return found[0].norm(dim=-1)
 
 
 def convolutions(depth: int, d: int = 8, k: int = 3, dilated: bool = False) -> Callable:

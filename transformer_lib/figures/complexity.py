@@ -161,7 +161,7 @@ def show_counts_and_times(lengths: list[int], counts: dict, times: dict, d: int)
     alt = (
         f"Two charts over the length, from {lengths[0]} to {lengths[-1]:,}, at width "
         f"{d}, both axes logarithmic. Multiply-adds: self-attention is the steepest "
-        "line and meets the recurrent one at the left edge, where n = d. Milliseconds: the "
+        "line, and meets the recurrent one at the left edge, n = d. Milliseconds: the "
         "recurrent layer is by far the slowest for short sequences, and the "
         "self-attentions reach it only near the right edge."
     )
