@@ -244,6 +244,7 @@ FIGURE_FIRST = [
     "evaluation",
     "diagnosis",
     "speed",
+    "export",
     "complexity",
     "wmt",
     "ablations",

@@ -10,9 +10,9 @@ from .engines import choose_engine as choose_engine
 from .engines import Engine as Engine
 from .engines import proved_export as proved_export
 from .engines import log_probs_apart as log_probs_apart
+from .exporter import prove as prove
 from .exporter import EXPORTS as EXPORTS
 from .exporter import export_model as export_model
-from .exporter import prove as prove
 from .exporter import need_packages as need_packages
 from .exporter import proof_text as proof_text
 from .int8 import Int8Linear as Int8Linear
@@ -25,9 +25,9 @@ from .marian import export_marian as export_marian
 from .marian import from_marian as from_marian
 from .marian import marian_model as marian_model
 from .marian import marian_scores as marian_scores
+from .onnx import StepGraph as StepGraph
 from .onnx import to_onnx as to_onnx
 from .onnx import EncoderGraph as EncoderGraph
-from .onnx import StepGraph as StepGraph
 from .onnx import graphs_of as graphs_of
 from .onnx import pack_weights as pack_weights
 from .onnx import in_16_bits as in_16_bits

@@ -8,13 +8,10 @@ Docs: https://literate-transformer.github.io/literate-transformer/notebooks/22_e
 __all__ = ['Int8Linear', 'to_int8']
 
 # %% ../../notebooks/22_export.ipynb #6930484b
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from ..speed import quantize_rows
-from ..transformer import Transformer
 
 # %% ../../notebooks/22_export.ipynb #cabe6209
 class Int8Linear(nn.Module):
@@ -59,7 +56,12 @@ class Int8Linear(nn.Module):
         out = out if self.bias is None else out.add_(self.bias)
         return out.view(*x.shape[:-1], -1).to(x.dtype)
 
-# %% ../../notebooks/22_export.ipynb #cabe620a
+# %% ../../notebooks/under_the_hood/22_export.ipynb #cabe620a
+import copy
+
+from ..transformer import Transformer
+
+
 def to_int8(model: Transformer) -> Transformer:
     """A copy of a model for translating on a CPU, its matrix products in int8.
 
