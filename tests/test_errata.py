@@ -15,17 +15,18 @@ from transformer_lib.parsing.parser import TABLE_4
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTER = ROOT / "notebooks" / "30_errata.ipynb"
+HOOD = ROOT / "notebooks" / "under_the_hood" / "30_errata.ipynb"
 CELLS = json.loads(CHAPTER.read_text("utf-8"))["cells"]
 
 
 @pytest.fixture(scope="module")
 def printed():
-    """What the cells print: all but the clock and the exercises."""
+    """What the cells print, those under the hood too: all but clock and exercises."""
     names, out = {"__name__": "page"}, []
-    for cell in CELLS:
+    for cell in CELLS + json.loads(HOOD.read_text("utf-8"))["cells"]:
         source = "".join(cell["source"])
         code = cell["cell_type"] == "code" and "%pip" not in source
-        if not code or "exercises.errata" in source or "race(" in source:
+        if not code or "exercises.errata" in source or "race(" in source or source.startswith("#| export"):
             continue
         with contextlib.redirect_stdout(io.StringIO()) as text:
             exec(source, names)

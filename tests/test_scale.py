@@ -392,7 +392,8 @@ def test_chapter_08_at_full_counts_the_leaks_of_a_second_language(full, capsys):
 def test_chapter_17_at_full_streams_the_whole_text(full, shipped, capsys):
     names = names_of(translator_module, translator=shipped, time=time)
     names["corpus"] = some_pairs(count=5)
-    run_cells("17_translator", names, "translator.stream(lines, max_lines")
+    hood = "under_the_hood/17_translator"
+    run_cells(hood, names, "translator.stream(lines, max_lines")
     said = capsys.readouterr().out
     assert re.findall(r"([\d,]+) lines together", said) == ["16", "128", "1,024"]
     assert "0 of 5 lines depend on their company" in said
@@ -451,13 +452,14 @@ def test_chapter_19_at_full_translates_all_that_is_recorded(full, shipped, capsy
 
 def test_chapter_30_at_full_measures_what_is_longer(full, capsys):
     names: dict = {}
-    run_cells("30_errata", names, "from transformer_lib.attention import")
+    hood = "under_the_hood/30_errata"
+    run_cells(hood, names, "from transformer_lib.attention import")
 
     def shrunk(small, full):  # a sixteenth of all sizes
         return torch.tensor(full).floor_divide(16).tolist()
 
     names["by_scale"] = shrunk
-    run_cells("30_errata", names, "def products(", "def forward_times(")
+    run_cells(hood, names, "def products(", "def forward_times(")
     said = capsys.readouterr().out
     assert said.count("each doubling: times") == 4
     assert said.count("the LSTM takes") == 3
