@@ -26,7 +26,12 @@ def printed():
     for cell in CELLS + json.loads(HOOD.read_text("utf-8"))["cells"]:
         source = "".join(cell["source"])
         code = cell["cell_type"] == "code" and "%pip" not in source
-        if not code or "exercises.errata" in source or "race(" in source or source.startswith("#| export"):
+        if (
+            not code
+            or "exercises.errata" in source
+            or "race(" in source
+            or source.startswith("#| export")
+        ):
             continue
         with contextlib.redirect_stdout(io.StringIO()) as text:
             exec(source, names)
