@@ -22,9 +22,14 @@ from transformer_lib.objective import label_smoothed_cross_entropy
 from transformer_lib.tokenizer import BOS, EOS, PAD
 
 ROOT = Path(__file__).resolve().parents[1]
-CHAPTER = ROOT / "notebooks" / "31_bugs.ipynb"
-CELLS = json.loads(CHAPTER.read_text("utf-8"))["cells"]
+PLACES = [
+    ROOT / "notebooks" / p for p in ("31_bugs.ipynb", "under_the_hood/31_bugs.ipynb")
+]
+CELLS = [
+    cell for path in PLACES for cell in json.loads(path.read_text("utf-8"))["cells"]
+]
 PROSE = "\n\n".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown")
+CODE = ["".join(c["source"]) for c in CELLS if c["cell_type"] == "code"]
 
 each_exhibit = pytest.mark.parametrize("name", EXHIBITS)
 
@@ -72,10 +77,17 @@ def test_no_link_to_a_thread_without_an_exhibit():
 def test_there_is_a_room_full_and_each_has_its_own_check():
     assert len(EXHIBITS) >= 15
     assert len({item.check for item in EXHIBITS.values()}) == len(EXHIBITS)
-    assert all(
-        f'show("{name}")' in CHAPTER.read_text("utf-8").replace('\\"', '"')
-        for name in EXHIBITS
+    assert all(f'ask("{name}")' in CODE for name in EXHIBITS)
+
+
+def test_the_chapter_lists_them_all():
+    """Each row of its table leads to a section that exists, and each has a row."""
+    rows = re.findall(
+        r"^\| \[.*\]\((.*?)\) \| .* \| \[\d\d\]\((.*)\.ipynb\) \|$", PROSE, re.M
     )
+    assert len(rows) == len(EXHIBITS) == len({place for place, _ in rows})
+    built = sorted(chapter for _, chapter in rows)
+    assert built == sorted(item.chapter for item in EXHIBITS.values())
 
 
 def test_exhibit_registers_and_other_errors_are_not_swallowed(monkeypatch):
@@ -362,8 +374,7 @@ def test_average_must_not_touch_what_it_reads():
 def printed():
     """What the cell with the claim prints."""
     names = {n: v for n, v in vars(bugs).items() if not n.startswith("__")}
-    sources = ["".join(c["source"]) for c in CELLS if c["cell_type"] == "code"]
-    (source,) = [s for s in sources if re.search(r"\bown = \(", s)]
+    (source,) = [s for s in CODE if re.search(r"\bown = \(", s)]
     with contextlib.redirect_stdout(io.StringIO()) as text:
         exec(source, names)
     return text.getvalue()

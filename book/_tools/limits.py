@@ -17,7 +17,7 @@ from chapters import all_notebooks
 from look import FORMULAS, HTML, served
 
 # The last chapter they hold for: screens, words, folds; behind the text, screens more.
-LIMITS = {7: (10, 1500, 4), 14: (15, 2000, 4)}
+LIMITS = {7: (10, 1500, 4), 16: (15, 2000, 4)}
 BEHIND = 4
 COLUMNS = ("screens", "words", "folds", "figures", "behind")
 
