@@ -252,6 +252,7 @@ FIGURE_FIRST = [
     "looking_inside",
     "family",
     "long_text",
+    "bugs",
 ]
 PRINTED_FIRST = ["corpora", "training", "translator"]
 

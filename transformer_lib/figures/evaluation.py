@@ -36,7 +36,7 @@ from ..batches import batches, tokenize_pairs
 from ..tokenizer import EOS
 
 
-def teacher_forced(model, tokenizer, pairs) -> tuple[list[list[int]], list[list[int]]]:
+def teacher_forced(model, tokenizer, pairs) -> tuple[list[list], list[list]]:
     """The best next token at each place of the references, which the decoder reads.
 
     Args:
@@ -88,7 +88,7 @@ def other_scores(model, tokenizer, pairs, outputs) -> dict[str, dict[str, float]
         return score(*([side[i] for i in chosen] for side in (outputs, references)))
 
     cut = [moses.tokenize(text, return_str=True) for text in outputs]
-    subwords = [[tokenizer.pieces(t) for t in side] for side in (outputs, references)]
+    said, meant = ([tokenizer.pieces(t) for t in x] for x in (outputs, references))
     file = "\n".join([outputs[0].replace(" ", "\u2028", 1), *outputs[1:]])
     order = sorted(range(len(sources)), key=lambda i: len(sources[i].split()))
     half = len(order) // 2
@@ -100,7 +100,7 @@ def other_scores(model, tokenizer, pairs, outputs) -> dict[str, dict[str, float]
             "by the rules of Unicode (intl)": score(outputs, tokenize="intl"),
             "single characters (char)": score(outputs, tokenize="char"),
             "Moses, the paper's way": tokenized_bleu(outputs, references).value,
-            "the model's subwords": bleu(*subwords),
+            "the model's subwords": bleu(said, meant),
         },
         "mistakes": {
             "subwords, reference given": bleu(*teacher_forced(model, tokenizer, pairs)),
