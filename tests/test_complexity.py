@@ -11,7 +11,7 @@ from transformer_lib.complexity import (
     convolutions,
     counted,
     crossing,
-    fused_attention,
+    fused_self_attention,
     gradient,
     layers,
     longest_chain,
@@ -90,7 +90,7 @@ def started(event):
 def test_memory_equals_the_allocator_s_log():
     found = {}
     for n in (128, 256, 512):
-        kinds = layers(64) | {"fused": fused_attention}
+        kinds = layers(64) | {"fused": fused_self_attention}
         x = torch.randn(1, n, 64)
         for kind, layer in kinds.items():
             both = peak_of(layer, x), allocator_s_peak(layer, x)

@@ -157,7 +157,7 @@ def seconds(cases: dict, rounds: int = 3, share: float = 0.01) -> dict:
 # %% ../notebooks/under_the_hood/23_complexity.ipynb #e1d62244
 def _five_layers(d: int) -> dict[str, Callable]:
     """The four layers of width d, and attention in one kernel."""
-    return layers(d) | {"self-attention, fused": fused_attention}
+    return layers(d) | {"self-attention, fused": fused_self_attention}
 
 
 def measured(inputs: list[Tensor]) -> dict[str, list[float]]:
