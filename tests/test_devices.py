@@ -510,6 +510,10 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "save_model": "files and a model, no inputs",
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
+    "checkpoint_layers": "the model alone",
+    "validation_bleu": "calls quick_translate",
+    "self_attention restricted_attention fused_self_attention": "what complexity times",
+    "counted longest_chain gradient measured peaks peak_of": "times and counts these",
     "grow": "weights and files",
     "rows_of_parents continuations among_best slot_search": "parts of searches above",
     "best_tokens speculate verdict surplus": "parts of searches above",
@@ -756,14 +760,9 @@ SAID = {  # lines that say "cpu", and why the default device does not belong the
     # The example of a newcomer, with the flag shown.
     '"transformer-lib train small --data data --run runs/mine --device cpu "',
     '"transformer-lib train grammar --data data --run {run} --device cpu {settings}"',
-    # Names of records: speed-cpu and speed-cuda.
-    'for device in ("cpu", "cuda"):',
     # What is exported computes on the CPU, and so does its twin.
-    'model, tokenizer, about = load_pretrained("tatoeba-en-de", "cpu")'
-    "  # as exports are",
+    'model, tokenizer, about = load_pretrained("tatoeba-en-de", "cpu")',
     'again, _ = from_marian(folders["marian"], "cpu")',
-    # What holds of records of a CPU.
-    'assert device != "cpu" or [line["step"] for line in gains[:2]] == [',
 }
 MAKERS = "Transformer|build_model|ImageClassifier"
 SHORT = set(  # seconds of work: a GPU would wait more than it computes

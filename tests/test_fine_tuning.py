@@ -22,7 +22,7 @@ from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import load_pretrained, train
 from transformer_lib.speed import peak_bytes
 from transformer_lib.tokenizer import BOS, EOS, PAD, Tokenizer
-from transformer_lib.training import update
+from transformer_lib.training import BatchLoss, update
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -173,11 +173,11 @@ def test_a_mixture_has_every_new_pair_and_the_share(tokenizer):
 
 
 def cell_with(text):
-    """What a cell of the chapter defines."""
-    page = ROOT / "notebooks" / "20_fine_tuning.ipynb"
+    """What a cell under the chapter's hood defines."""
+    page = ROOT / "notebooks/under_the_hood/20_fine_tuning.ipynb"
     cells = json.loads(page.read_text("utf-8"))["cells"]
     (found,) = (c for c in map("".join, (c["source"] for c in cells)) if text in c)
-    names = {"torch": torch}
+    names = {"torch": torch, "PAD": PAD, "BatchLoss": BatchLoss}
     exec(found, names)
     return names
 

@@ -112,7 +112,7 @@ def test_the_head_names_both_scales_and_the_code_reads_them(path):
     takes = re.search(r"\b(?:second|minute|hour)s?\b", full[0])
     assert takes, "the box at the head says how long full takes"
     known = re.search(
-        r"\((?:[^()]*\b)?(?:measured|estimates?)\b[^()]*\)|"  # where from
+        r"\((?:[^()]*\b)?(?:measured|estimate[sd]?)\b[^()]*\)|"  # where from
         r"\b(?:for|into|in) \d+ minutes\b|`TRANSFORMER_LIB_MINUTES`",  # a limit
         full[0],
     )

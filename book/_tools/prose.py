@@ -34,7 +34,8 @@ import bs4
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
-GATHERED = ("book/api", "book/questions")  # made at each build from other pages
+# Made at each build from other pages, or of numbers of exercises (test_teaching.py).
+GATHERED = ("book/api", "book/questions", "book/teaching")
 KNOWN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 WORDS = ("one two three four five six seven eight nine ten eleven twelve").split()
