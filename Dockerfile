@@ -8,8 +8,9 @@ RUN pip wheel --no-deps --wheel-dir /wheels /source
 
 FROM python:3.12-slim
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
-    "$(echo /wheels/*.whl)[serving]"
+# torch for CPUs alone is smaller: --build-arg PIP_EXTRA_INDEX_URL=(PyTorch's index of it)
+ARG PIP_EXTRA_INDEX_URL
+RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[serving]"
 RUN useradd --create-home server
 USER server
 EXPOSE 8000

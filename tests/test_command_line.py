@@ -462,21 +462,20 @@ def test_programs_say_at_once_that_their_record_cannot_be_written(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def is_a_line(text: str) -> bool:
-    """Whether a text is one line; control characters make a file no text."""
-    return not re.search(r"[\x00-\x08\n\x0e-\x1a\x7f]", text)
-
-
 @settings(
     max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(lines=st.lists(st.text(max_size=30).filter(is_a_line), max_size=4))
+@given(lines=st.lists(st.text(max_size=30).filter(lambda t: "\n" not in t), max_size=4))
 def test_any_lines_come_back_as_many(at, lines):
     content = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
     (at / "any.en").write_bytes(content)
     asked = ["translate", "run", "any.en", "--beam-size", "1", "--output", "any.de"]
+    odd = len(re.findall(rb"[\x00-\x08\x0e-\x1a\x7f]", content))
+    if odd > max(9, len(content) / 25):  # a file of control characters is no text
+        assert main(asked) == 2
+        return
     assert main(asked) == 0
     assert (at / "any.de").read_bytes().count(b"\n") == len(lines)
 

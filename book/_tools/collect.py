@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
+from exercises import HEADING
 from nbclient import NotebookClient
 
-EXERCISE = re.compile(r"(?m)^### Exercise (\d+\.\d+)")
 CHECK = re.compile(r"(?m)^check_\w+\(")
 NOT_TRIED = "not tried"
 
@@ -35,8 +35,8 @@ def verdicts(notebook) -> Iterator[tuple[str, str, str]]:
     number = None
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            found = EXERCISE.findall(cell.source)
-            number = found[-1] if found else number
+            for heading in HEADING.finditer(cell.source):
+                number = heading[1]
         elif number and CHECK.search(cell.source):
             word, _, reason = said(cell).partition(": ")
             if word not in ("Passed", "Not yet"):

@@ -111,14 +111,9 @@ def _plot_losses(ax, losses: dict[str, Tensor], styles: dict[str, tuple]) -> Non
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def show_lengths(record: dict) -> Drawn:
-    """Show the loss by position in the text, for three kinds of positions."""
-    losses = by_position(record)
-    styles = {
-        "sinusoidal": ("encoder", "o-"),
-        "learned": ("decoder", "s--"),
-        "rotary": ("across", "^-."),
-    }
+def _show_losses(record: dict, styles: dict, alt: str, wide: tuple, narrow: tuple):
+    """Show the loss by position in the text, a line for each style."""
+    losses, sizes = by_position(record), {"wide": wide, "narrow": narrow}
 
     def draw(narrow):
         import matplotlib.pyplot as plt
@@ -129,8 +124,20 @@ def show_lengths(record: dict) -> Drawn:
             ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.22))
         return fig
 
-    return show(
-        draw,
+    return show(draw, alt, **sizes)
+
+
+def show_lengths(record: dict) -> Drawn:
+    """Show the loss by position in the text, for three kinds of positions."""
+    styles = {
+        "sinusoidal": ("encoder", "o-"),
+        "learned": ("decoder", "s--"),
+        "rotary": ("across", "^-."),
+    }
+
+    return _show_losses(
+        record,
+        styles,
         "Loss in nats against position in the text, 1 to 128, for three kinds of "
         "positions, each a line with a band from the best to the worst of three seeds. "
         "Up to position 32, the length in training, they are within 0.2 nats. Beyond, "
@@ -144,7 +151,6 @@ def show_lengths(record: dict) -> Drawn:
 
 def show_slower(record: dict) -> Drawn:
     """Show the loss by position of rotary models, with and without a slower base."""
-    losses = by_position(record)
     styles = {
         "as trained": ("across", "^-."),
         "slower": ("output", "o-"),
@@ -152,17 +158,9 @@ def show_slower(record: dict) -> Drawn:
         "slower, 40 updates": ("weight", "o--"),
     }
 
-    def draw(narrow):
-        import matplotlib.pyplot as plt
-
-        fig, ax = plt.subplots()
-        _plot_losses(ax, losses, styles)
-        if narrow:
-            ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.22))
-        return fig
-
-    return show(
-        draw,
+    return _show_losses(
+        record,
+        styles,
         "Loss in nats against position in the text for four ways: the base of training "
         "and the slower base, each without further updates and with 40. Up to position "
         "48 they are close. From 49 to 80 the slower base is below that of training; "
