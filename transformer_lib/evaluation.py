@@ -1,4 +1,4 @@
-"""BLEU and chrF by hand and by sacreBLEU, how sure they are, perplexity, and what the model's own confidence is worth.
+"""BLEU and chrF by hand and by sacreBLEU, how uncertain such scores are, perplexity, and what the model's own confidence tells you.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/15_evaluation.html"""
 
@@ -42,8 +42,8 @@ def bleu_from_counts(
 
     Args:
         counts: Ten numbers, as bleu_counts gives them.
-        smooth: "none", or "exp": orders without a hit count as 1/2, 1/4, ... of one.
-        effective_order: Whether to leave out orders of which there are no n-grams.
+        smooth: "none", or "exp": each n without a hit gets 1/2, 1/4, ... of a hit.
+        effective_order: Whether to leave out each n of which there are no n-grams.
 
     Returns:
         A number from 0 to 100.
