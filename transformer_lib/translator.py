@@ -1,4 +1,4 @@
-"""A translator for text as it comes: lines of any kind, long ones, foreign ones, streams.
+"""A translator for text as you find it: lines of any kind, long lines, foreign scripts, streams.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/17_translator.html"""
 
@@ -36,9 +36,9 @@ def translate_lines(
         decode: From rows of source ids, without special ids, to the hypotheses of each.
         max_length: Tokens that a row may have.
         by_sentence: Whether to translate the sentences of a line one by one.
-        first_line: Number of the first line, for what is told.
-        tell: Called with a sentence if lines were copied, if some were cut, and if
-            translations are empty or not whole; it names the lines.
+        first_line: Number of the first line, for the warnings.
+        tell: Called with a warning if lines were copied, if some were cut, and if
+            translations are empty or incomplete; it names the lines.
         max_extra: How many tokens an output may have beyond those of its source.
 
     Returns:
@@ -68,7 +68,7 @@ _CONTROL = {code: " " for code in (*range(32), *range(127, 160))}
 def one_line(text: str) -> str:
     """Text without control characters and line ends, one space between words.
 
-    Half characters (lone surrogates), which no file can hold, become "?".
+    Lone surrogates (halves of a character), which no file can hold, become "?".
     """
     whole = text.encode("utf-8", "replace").decode("utf-8")
     return " ".join(whole.translate(_CONTROL).split())
@@ -112,7 +112,7 @@ def split_sentences(text: str) -> list[str]:
 
 # %% ../notebooks/17_translator.ipynb #cc9792a6
 def cut_text(text: str, count: Callable[[str], int], limit: int) -> list[str]:
-    """Cut a text into parts of at most limit tokens, at commas where it can be.
+    """Cut a text into parts of at most limit tokens, at commas where possible.
 
     Args:
         text: One line, as one_line gives it.
