@@ -41,11 +41,11 @@ Start = Annotated[Name | None, Parameter("--from")]
 Device = Annotated[str | None, Parameter(help="cpu or cuda (cuda if there is one).")]
 Engine = Annotated[
     Literal["torch", "ctranslate2"] | None,
-    Parameter(help="What decodes (the fastest)."),
+    Parameter(help="Engine that decodes (default: the fastest)."),
 ]
 Computing = Annotated[
     Literal["float32", "int8", "float16"] | None,
-    Parameter("--compute-type", help="What it computes in (the fastest)."),
+    Parameter("--compute-type", help="Number format (default: the fastest)."),
 ]
 Beam = Annotated[int, Parameter(help="Hypotheses kept; 1 is greedy.")]
 Alpha = Annotated[float, Parameter(help="Length penalty; 0.6 is the paper's.")]
@@ -176,8 +176,8 @@ def _translate(
     """Translate lines of files or of standard input.
 
     Args:
-        files: Text, a sentence a line (standard input).
-        output: Where the lines go (standard output).
+        files: Text, one sentence per line (default: standard input).
+        output: Where the lines go (default: standard output).
     """
     from tqdm import tqdm
 
@@ -202,7 +202,7 @@ def _parse(
     """Parse lines of files or of standard input: for each a tree in brackets.
 
     Args:
-        files: Text, a sentence a line (standard input).
+        files: Text, one sentence per line (default: standard input).
         model: The folder of a parser (the one that ships).
     """
     parser = runs.load_pretrained(model, device)[:2]

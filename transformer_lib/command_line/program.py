@@ -1,4 +1,4 @@
-"""The program `transformer-lib`: what its commands do, and how they are made.
+"""The program `transformer-lib`: what its commands do, and how they are written.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/18_command_line.html"""
 
@@ -53,7 +53,7 @@ def _average(
 
 # %% ../../notebooks/18_command_line.ipynb #f5faae48
 def _completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
-    """Print what teaches a shell to complete these commands with the Tab key.
+    """Print a script that lets a shell complete these commands with the Tab key.
 
     Add its output to ~/.bashrc or ~/.zshrc, or for fish to
     ~/.config/fish/completions/transformer-lib.fish.
@@ -108,9 +108,9 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: The words after the program's name; the command line's if None.
 
     Returns:
-        0 if all went well, 1 if doctor or diagnose found a fault, 2 if what was asked
-        cannot be done (a sentence on standard error says why), 130 if interrupted;
-        128 and its number after another signal, by SystemExit.
+        0 if all went well, 1 if doctor or diagnose found a fault, 2 if the command
+        failed (a message on standard error says why), 130 if interrupted;
+        128 plus its number after another signal, by SystemExit.
     """
     try:
         with storage.signals_end_it():
@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"{str(error).rstrip('.')}. See {' '.join(words)}.")
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         said = str(error)
-        if type(error) is OSError and error.errno and error.filename is None:  # print's
+        if type(error) is OSError and error.errno and error.filename is None:  # print
             said = f"standard output could not be written ({error.strerror})."
         elif isinstance(error, OSError) and said.startswith("[Errno"):  # no advice
             said = f"{error.filename} cannot be used: {error.strerror}."
@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Call the command that words ask for."""
+    """Call the command that the words name."""
     sys.stderr = sys.stderr or open(os.devnull, "w")
     words = [corpora.STANDARD_INPUT if word == "-" else word for word in words]
     run, asked, _ = app.parse_args(words, print_error=False, exit_on_error=False)
