@@ -1,4 +1,4 @@
-"""Going on from a trained model: what it learns and forgets, back-translation, new tokens, a second language.
+"""Fine-tuning a trained model: what it learns and forgets, back-translation, new tokens, a second language.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/20_fine_tuning.html"""
 
@@ -27,7 +27,7 @@ def mix_pairs(
     share: float = 0.5,
     seed: int = 0,
 ) -> list[tuple[str, str]]:
-    """New pairs with old ones among them, so that a model does not forget.
+    """Mix old pairs into new ones, so that a model forgets less.
 
     Args:
         new: Pairs of the new text; each is taken once.
@@ -36,7 +36,7 @@ def mix_pairs(
         seed: Seed of the draw and of the order.
 
     Raises:
-        ValueError: If share is not such a number, or there are too few old pairs.
+        ValueError: If share is outside that range, or there are too few old pairs.
 
     Source: Chu et al. 2017, section 3.3.
     """
@@ -58,15 +58,15 @@ def mix_pairs(
 def next_pieces(
     tokenizer: Tokenizer, sentences: Iterable[str], count: int
 ) -> list[str]:
-    """The pieces that byte pair encoding would learn next, from a new text.
+    """The tokens that byte pair encoding would learn next, from a new text.
 
     Args:
         tokenizer: The old one, of kind "bpe".
         sentences: The new text, of both languages.
-        count: How many pieces at most; a pair that occurs once is not merged.
+        count: How many tokens at most; a pair that occurs once is not merged.
 
     Returns:
-        Pieces that the old vocabulary lacks, in the order in which they are merged.
+        Tokens that the old vocabulary lacks, in the order in which they are merged.
 
     Source: Sennrich et al. 2016, section 3.2.
     """
@@ -93,18 +93,18 @@ def next_pieces(
 
 # %% ../notebooks/20_fine_tuning.ipynb #2951aae8
 def grow(model: Transformer, tokenizer: Tokenizer, larger: Tokenizer) -> Transformer:
-    """The model with rows for new pieces: each the mean of the pieces that spelled it.
+    """The model with rows for new tokens: each the mean of those that spelled it.
 
     Args:
-        model: A model, tied or not; it stays as it is.
+        model: A model, tied or not; it is not changed.
         tokenizer: Its tokenizer.
         larger: What `add_pieces` made of it.
 
     Returns:
-        A model whose old rows, and all else, are those of the old one.
+        A larger model; all old weights are the same.
 
     Raises:
-        ValueError: If larger does not begin with the tokenizer's pieces.
+        ValueError: If larger does not begin with the tokenizer's tokens.
     """
     if not larger.model.startswith(tokenizer.model):
         raise ValueError("the larger tokenizer does not begin with the model's pieces.")
@@ -125,15 +125,15 @@ def grow(model: Transformer, tokenizer: Tokenizer, larger: Tokenizer) -> Transfo
 def fine_tuning_recipe(
     start_from: str | Path, name: str | Path = "fine-tune", **changes
 ) -> Recipe:
-    """A recipe that goes on from a trained model, with its sizes and vocabulary.
+    """A recipe that starts from a trained model, with its sizes and vocabulary.
 
     Args:
         start_from: As `load_pretrained` takes it: a name, a folder, or a run.
-        name: The recipe that says all else, by name or as a TOML file.
+        name: The recipe for all other settings, by name or as a TOML file.
         **changes: Settings that replace the recipe's, such as corpus.
 
     Raises:
-        ValueError: If there is no such model or recipe, or a setting cannot be.
+        ValueError: If there is no such model or recipe, or a setting is invalid.
     """
     _, tokenizer, about = load_pretrained(start_from, "cpu")
     model = about["recipe"]["model"] | changes.pop("model", {})
