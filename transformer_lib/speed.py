@@ -1,4 +1,4 @@
-"""What makes training and translation faster, each step measured against the one before.
+"""What makes training and translation faster; each step is compared with the one before.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/21_speed.html"""
 
@@ -30,7 +30,7 @@ def laps(
     Args:
         runs: Name -> function to call.
         rounds: How many rounds are timed.
-        device: "cpu" or "cuda", where a call is waited for; default_device() if None.
+        device: "cpu", or "cuda" to wait for each call; default_device() if None.
 
     Returns:
         Name -> seconds of each round.
@@ -82,9 +82,9 @@ def adam(model: nn.Module, form: str = "fused") -> torch.optim.Adam:
 # %% ../notebooks/21_speed.ipynb #9c81799e
 @dataclass(frozen=True)
 class Steps:
-    """How to compute an update. On one batch all settings give the same update.
+    """How to compute an update; on one batch, all settings give the same update.
 
-    They differ in the rounding of sums; 16 bits also round the factors of products.
+    Only rounding differs: that of sums, and in 16 bits also that of the factors.
 
     Args:
         feed: How batches are made: "random", "length" or "packed"; see `feed`.
