@@ -1,4 +1,4 @@
-"""A trained model written for other programs, ONNX, CTranslate2 and Hugging Face's Marian, and the proof that each says the same.
+"""Export a trained model to ONNX, CTranslate2 and Hugging Face's Marian, and verify that each export computes the same.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/22_export.html"""
 
@@ -28,22 +28,22 @@ def prove(
     exports: dict[str, Path],
     sentences: Sequence[str],
 ) -> dict[str, float]:
-    """How far exports are from the model, on its own greedy translations.
+    """Compare exports with the model, on its own greedy translations.
 
     Args:
         model: The model.
         tokenizer: Its tokenizer.
         exports: What export_model returned.
-        sentences: Sources. Left out are those without a word, and those too long for
-            Marian and CTranslate2, which have about 1,000 positions, or for the
+        sentences: Sources. Those without a word are left out, as are those too long
+            for Marian and CTranslate2, which have about 1,000 positions, or for the
             model's learned positions.
 
     Returns:
-        For each export the largest difference of a token's log-probability, in nats.
+        For each export, the largest difference in a token's log-probability, in nats.
 
     Raises:
         ValueError: If no sentence is left.
-        RuntimeError: If an export that loses nothing differs by more than 1e-4.
+        RuntimeError: If an export without rounding to int8 differs by more than 1e-4.
     """
     src, extra = _provable(model, tokenizer, sentences)
     with evaluating(model), torch.inference_mode():

@@ -15,13 +15,13 @@ from ..speed import quantize_rows
 
 # %% ../../notebooks/22_export.ipynb #cabe6209
 class Int8Linear(nn.Module):
-    """A linear map that multiplies whole numbers: 8 bits a factor, 32 bits a sum.
+    """A linear map that multiplies whole numbers, with 8-bit factors and 32-bit sums.
 
-    The weights are rounded once, the inputs at each call, each row with a scale of its
-    own: what a sentence gets does not depend on its neighbors in the batch.
+    The weights are rounded once, the inputs at each call. Each row has its own scale,
+    so the result for a sentence does not depend on its neighbors in the batch.
 
     Args:
-        linear: What is rounded. Its bias stays as it is.
+        linear: The layer to round. Its bias is not rounded.
 
     Source: Bhandare et al. 2019 (int8 for the Transformer).
     """

@@ -1,4 +1,4 @@
-"""A model as two ONNX graphs and a file of weights, and ONNX Runtime that runs them.
+"""A model as two ONNX graphs and a file of weights, run by ONNX Runtime.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/22_export.html"""
 
@@ -35,7 +35,7 @@ class StepGraph(nn.Module):
             tokens: int64, shape (k,).
             parents: int64, shape (k,): which of the j beams of the last step each
                 one continues.
-            past_keys: Shape (N, j, H, t, K): of the t tokens before these.
+            past_keys: Of the t tokens before these, shape (N, j, H, t, K).
             past_values: Shape (N, j, H, t, V).
             source_keys: From EncoderGraph, shape (N, 1, H, S, K).
             source_values: Shape (N, 1, H, S, V).
