@@ -1,4 +1,4 @@
-"""Table 1 of the paper, counted and measured: four kinds of layer and their costs.
+"""Table 1 of the paper compares the costs of four kinds of layer. We count and measure them.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/23_complexity.html"""
 
@@ -24,7 +24,7 @@ def self_attention(x: Tensor) -> Tensor:
 
 # %% ../notebooks/23_complexity.ipynb #4d04f8e9
 def restricted_attention(x: Tensor, r: int = 32) -> Tensor:
-    """The same over r neighbors: r // 2 to the left, the rest from itself on."""
+    """The same over r neighbors: r // 2 to the left, itself, the rest to the right."""
     n, d = x.shape[-2:]
     sides = (r // 2, r - 1 - r // 2)
     windows = nn.functional.pad(x, (0, 0, *sides)).unfold(1, r, 1)  # (B, n, d, r)
@@ -72,7 +72,7 @@ def fused_self_attention(x: Tensor) -> Tensor:
 
 # %% ../notebooks/23_complexity.ipynb #c457f072
 def whole_layers(n: int, d: int = 512) -> dict[str, int]:
-    """Multiply-adds of a recurrent layer, of attention as it is used, of an LSTM."""
+    """Multiply-adds of a recurrent layer, of a full attention layer, and of an LSTM."""
     bare = multiply_adds(n, d)
     return {
         "plain recurrent layer": bare["recurrent"],
@@ -106,7 +106,7 @@ def gradient(stack: Callable, n: int, at: int, d: int = 8) -> Tensor:
 
 
 def convolutions(depth: int, d: int = 8, k: int = 3, dilated: bool = False) -> Callable:
-    """A stack of convolutions; dilated ones leave gaps of 1, k, k², ... places."""
+    """A stack of convolutions, dilated by 1, k, k², ... places if asked."""
     gaps = [k**i if dilated else 1 for i in range(depth)]
     made = [nn.Conv1d(d, d, k, padding=g * (k // 2), dilation=g) for g in gaps]
     stack = nn.Sequential(*made).double()
