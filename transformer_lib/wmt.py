@@ -1,4 +1,4 @@
-"""Table 2 and what training cost; the archives of WMT 2014 fetched, checked, cleaned and prepared; the paper's recipes.
+"""Table 2 and the cost of training; how to fetch, check, clean and prepare the archives of WMT 2014; the paper's recipes.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/24_wmt.html"""
 
@@ -88,14 +88,14 @@ def prepare_wmt(
     show: bool = True,
     **settings,
 ) -> Prepared:
-    """WMT 2014 from its public archives to token files, ready for the paper's recipes.
+    """Turn the public archives of WMT 2014 into token files for the paper's recipes.
 
     Finished steps are not repeated, so an interrupted call can be resumed. The
     vocabulary has the paper's size; pairs of more than 256 tokens are left out.
 
     Args:
         pair: "en-de" or "en-fr".
-        folder: Where everything goes; the token files in its folder "data".
+        folder: For all files; its folder "data" gets the token files.
             "wmt14-en-de" or "wmt14-en-fr" if None.
         archives: Name -> archive, as in ARCHIVES; the paper's if None.
         archives_in: Folder of the archives; the cache if None.
