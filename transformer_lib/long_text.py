@@ -1,4 +1,4 @@
-"""Texts longer than in training; attention with an online softmax, forwards and backwards; windows, linear attention, and latent attention.
+"""Texts longer than those in training; attention with an online softmax, forward and backward; windows, linear attention, and latent attention.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/29_long_text.html"""
 
@@ -21,7 +21,7 @@ from .multihead import MultiHeadAttention, split_heads
 def attention_reading_once(
     query: Sequence[float], pairs: Iterable[tuple[Sequence[float], Sequence[float]]]
 ) -> list[float]:
-    """Attention of one query over keys and values that come one by one.
+    """Attention of one query over keys and values that arrive one by one.
 
     Args:
         query: d_k numbers.
@@ -45,9 +45,9 @@ def attention_reading_once(
 
 # %% ../notebooks/29_long_text.ipynb #ccac6919
 class _OnlineAttention(torch.autograd.Function):
-    """Attention that goes through the keys in blocks, forwards and backwards.
+    """Attention that goes through the keys in blocks, forward and backward.
 
-    Kept for the backward pass are the inputs, the output, and one number for each
+    It keeps for the backward pass the inputs, the output, and one number for each
     query: the logarithm of the sum of its exponentials.
 
     Source: Dao et al. 2022, algorithms 1 and 4; Rabe and Staats 2021.
@@ -64,7 +64,7 @@ class _OnlineAttention(torch.autograd.Function):
             new = torch.maximum(top, scores.amax(dim=-1, keepdim=True))
             from_here = new.masked_fill(new == -torch.inf, 0.0)  # nothing allowed yet
             weights = (scores - from_here).exp()
-            keep = (top - from_here).exp()  # as in the lists above
+            keep = (top - from_here).exp()  # as in the code with lists above
             total = total * keep + weights.sum(dim=-1, keepdim=True)
             out = out * keep + weights @ v
             top = new
@@ -78,7 +78,7 @@ class _OnlineAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        """Gradients of queries, keys and values; the weights are computed again."""
+        """Gradients of queries, keys and values; the weights are recomputed."""
         query, key, value, mask, out, log_sum = ctx.saved_tensors
         scale, grads = query.shape[-1] ** -0.5, ([], [])
         to_query = torch.zeros_like(query)  # (..., T, K)
@@ -105,7 +105,7 @@ def online_attention(
     causal: bool = False,
     block_size: int = 128,
 ) -> Tensor:
-    """Scaled dot-product attention whose memory grows with the length, not its square.
+    """Scaled dot-product attention whose memory grows linearly with the length.
 
     Args:
         query: Shape (..., T, K).
@@ -120,8 +120,8 @@ def online_attention(
         The output, shape (..., T, V).
 
     Raises:
-        ValueError: If block_size is below 1, or causal attention is asked of other
-            numbers of queries and keys.
+        ValueError: If block_size is below 1, or attention is causal and the numbers
+            of queries and keys differ.
 
     Source: Dao et al. 2022; equation 1 of Vaswani et al. 2017 in another order.
     """
@@ -138,7 +138,7 @@ def online_attention(
 
 # %% ../notebooks/29_long_text.ipynb #7a8c9ffb
 def window_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-    """Causal attention to the last positions only: itself and window - 1 before it.
+    """Causal attention to a position itself and the window - 1 positions before it.
 
     Args:
         query: Shape (..., T, K).
@@ -168,7 +168,7 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> 
     place = torch.arange(window, device=query.device)
     back = place[:, None] + window - torch.arange(2 * window, device=query.device)
     allowed = ((back >= 0) & (back < window)).repeat(q.shape[-3], 1, 1)  # (n, w, 2w)
-    allowed[0, :, :window] = False  # before the beginning there is nothing
+    allowed[0, :, :window] = False  # nothing comes before the first block
     scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # (..., n, w, 2w)
     weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
     return (weights @ v).flatten(-3, -2)[..., :length, :]  # (..., T, V)
@@ -189,7 +189,7 @@ def linear_attention(
         The output, shape (..., T, V).
 
     Raises:
-        ValueError: If causal attention is asked of other numbers of queries and keys.
+        ValueError: If attention is causal and the numbers of queries and keys differ.
 
     Source: Katharopoulos et al. 2020, equations 4 to 7 and 16 to 20.
     """
@@ -200,7 +200,7 @@ def linear_attention(
         )
     query, key = F.elu(query) + 1, F.elu(key) + 1
     ones = torch.ones_like(value[..., :1])
-    value = torch.cat([value, ones], dim=-1)  # the denominator is one column more
+    value = torch.cat([value, ones], dim=-1)  # one more column: the denominator
     if causal:
         state, rows = key.new_zeros(()), []
         for t in range(query.shape[-2]):  # a recurrent network with a matrix as state
@@ -213,9 +213,9 @@ def linear_attention(
 
 # %% ../notebooks/29_long_text.ipynb #5a7b3c21
 class LatentAttention(MultiHeadAttention):
-    """Multi-head attention whose keys and values come from one short vector a token.
+    """Multi-head attention that computes keys and values from a short vector per token.
 
-    Only that vector is kept in a cache.
+    A cache stores only that vector.
 
     Args:
         d_model: Width of input and output.
@@ -226,7 +226,7 @@ class LatentAttention(MultiHeadAttention):
     Raises:
         ValueError: If a width does not fit.
 
-    Source: DeepSeek-AI 2024, section 2.1.2, without the turned keys beside.
+    Source: DeepSeek-AI 2024, section 2.1.2, without the additional rotary keys.
     """
 
     def __init__(self, d_model: int, num_heads: int, rank: int, **settings):
@@ -237,7 +237,7 @@ class LatentAttention(MultiHeadAttention):
         self.w_v = nn.Linear(rank, self.w_v.out_features, bias)
 
     def keys_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """What is to be kept: the vectors as one head, (B, 1, S, R), and nothing."""
+        """What a cache stores: the vectors as one head, (B, 1, S, R), and nothing."""
         latent = self.w_down(key)[:, None]  # (B, 1, S, R)
         return latent, latent[..., :0]
 
