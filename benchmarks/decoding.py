@@ -26,6 +26,7 @@ Record: benchmarks/decoding*.json
 import argparse
 import contextlib
 import hashlib
+import importlib.util
 import json
 import statistics
 import tempfile
@@ -145,8 +146,8 @@ def to_length(model: Transformer, src_ids, length: int):
         return search(CachedSteps(model, src_ids), limits, BEAM, 0.0)
 
 
-def hugging_face(case: Case, by_length: bool):
-    twin = to_marian(case.model).to(case.model.device).eval()
+def hugging_face(case: Case, by_length: bool, kind=torch.float32):
+    twin = to_marian(case.model).to(case.model.device, kind).eval()
 
     @torch.inference_mode()
     def run():
@@ -225,14 +226,23 @@ def engines(case: Case, folder: Path, given) -> dict:
         "ours float32": ours(case, case.model),
         **{f"ours {kind}": ours(case, case.model, PRECISIONS[kind]) for kind in bits},
         "Hugging Face, by length": hugging_face(case, by_length=True),
-        "CTranslate2 float32": ctranslate2_engine(
-            case, "float32", folder, given.threads
-        ),
     }
+    if given.device == "cuda":
+        runs |= {
+            f"Hugging Face {kind}, by length": hugging_face(
+                case, True, PRECISIONS[kind]
+            )
+            for kind in bits
+        }
+    if given.ctranslate2:
+        runs["CTranslate2 float32"] = ctranslate2_engine(
+            case, "float32", folder, given.threads
+        )
     if case.length is None and case.batch > 1:
         runs["Hugging Face, as fed"] = hugging_face(case, by_length=False)
     if given.device == "cpu":
         runs["ours int8"] = ours(case, to_int8(case.model))
+    if given.device == "cpu" and given.ctranslate2:
         runs["CTranslate2 int8"] = ctranslate2_engine(
             case, "int8", folder, given.threads
         )
@@ -290,7 +300,7 @@ def table_of(outputs: dict, seconds: dict) -> dict:
             "as_ours": sum(map(list.__eq__, outputs[name], reference)),
         }
     result = {"engines": table, "sentences": len(reference)}
-    for line in ("ours float32", "ours bfloat16", "ours int8"):
+    for line in ("ours float32", "ours bfloat16", "ours float16", "ours int8"):
         if line in seconds:
             result[f"{line} over"] = {
                 peer: ratio_of(seconds[line], seconds[peer])
@@ -339,12 +349,16 @@ def cases_of(given) -> dict:
             "tiny, batch 2": ("quick", lambda: forced(TINY, 2, 4, 6)),
         }
     model, base = "The shipped model", "Base size, V 8,000, random weights, 24 tokens"
+    many = given.batch
     return {
-        "shipped, batch 32": (
-            f"{model}, 32 sentences at once",
-            lambda: shipped(32, 128),
+        f"base, batch {many}": (
+            f"{base}, {many} at once",
+            lambda: forced(BASE, many, many, 24),
         ),
-        "base, batch 32": (f"{base}, 32 at once", lambda: forced(BASE, 32, 32, 24)),
+        f"shipped, batch {many}": (
+            f"{model}, {many} sentences at once",
+            lambda: shipped(many, 4 * many),
+        ),
         "shipped, batch 1": (f"{model}, one by one", lambda: shipped(1, 12)),
         "base, batch 1": (f"{base}, one by one", lambda: forced(BASE, 1, 2, 24)),
     }
@@ -404,6 +418,8 @@ def main(arguments=None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny, one round")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=32, help="sentences at once")
+    parser.add_argument("--cases", nargs="+", help="the names of some of them")
     parser.add_argument("--minutes", type=float, default=11.0)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=Path, help="where rounds are kept")
@@ -412,17 +428,22 @@ def main(arguments=None) -> dict:
     name = "decoding" if given.device == "cpu" else f"decoding-{given.device}"
     place = tempfile.TemporaryDirectory() if given.quick else contextlib.nullcontext()
     torch.set_num_threads(given.threads)
-    peers = {each: version(each) for each in ("transformers", "ctranslate2")}
+    given.ctranslate2 = importlib.util.find_spec("ctranslate2") is not None
+    names = ("transformers", "ctranslate2")[: 1 + given.ctranslate2]
+    peers = {each: version(each) for each in names}
     environment = environment_record(given.device)
     fingerprint = {
         "threads": given.threads,
         "device": given.device,
+        "batch": given.batch,
         "peers": peers,
         "versions": environment["versions"],
         "code": code(),
         "hardware": environment["hardware"],
     }
     cases = cases_of(given)
+    if given.cases:
+        cases = {each: cases[each] for each in given.cases}
     with place as folder:
         given.rounds = (
             given.rounds

@@ -15,11 +15,13 @@ Record: benchmarks/speed-*.json
 
 import argparse
 import tempfile
+from pathlib import Path
 
 import torch
 from kept import keep, out_file
 from training import SIZES, pairs_of, prepared
 
+from transformer_lib.batches import Prepared
 from transformer_lib.machine import PRECISIONS, environment_record, fast_precisions
 from transformer_lib.speed import climb, ladder_on, matmul_ceiling
 from transformer_lib.transformer import TransformerConfig
@@ -39,7 +41,9 @@ def main(arguments=None) -> dict:
     parser.add_argument("--max-tokens", type=int, default=1280)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--updates", type=int, default=2, help="of each, each round")
+    parser.add_argument("--compiled", action="store_true", help="and that step")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--data", type=Path, help="a folder that prepare wrote")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
     parser.add_argument("--out", type=out_file, help="where the figures are written")
     asked = parser.parse_args(arguments)
@@ -47,16 +51,21 @@ def main(arguments=None) -> dict:
         asked.size, asked.max_tokens = "tiny", 400
         asked.rounds = asked.updates = 1
     torch.set_num_threads(asked.threads)
-    pairs = None if asked.quick else pairs_of("tatoeba-en-de", 60_000)
+    pairs = None
+    if not (asked.quick or asked.data):
+        pairs = pairs_of("tatoeba-en-de", 60_000)
     name = "tatoeba-en-de"
-    if pairs is None:  # the grammar has few words, not thousands of pieces
+    if pairs is None and not asked.data:  # the grammar has few words
         name, asked.vocab_size = "grammar-en-de", 340
         print("on the embedded grammar")
     changes = ladder_on(asked.device) | ({} if asked.quick else MORE)
-    if asked.device == "cpu":
-        changes.pop("compiled", None)  # chapter 21 compiles one layer there
+    if asked.device == "cpu" or not asked.compiled:
+        changes.pop("compiled", None)  # chapter 21 compiles one layer on a CPU
     with tempfile.TemporaryDirectory() as folder:
-        ready = prepared(pairs or pairs_of(name, 1000), folder, asked.vocab_size)
+        if asked.data:
+            ready, name = Prepared.load(asked.data), "given"
+        else:
+            ready = prepared(pairs or pairs_of(name, 1000), folder, asked.vocab_size)
         vocab_size = ready.tokenizer.vocab_size
         if asked.size == "big":
             config = TransformerConfig.big(vocab_size)
@@ -88,7 +97,7 @@ def main(arguments=None) -> dict:
     record = {
         "benchmark": "one update, step by step faster: real target tokens a second",
         "command": "python benchmarks/speed.py",
-        "settings": {k: v for k, v in vars(asked).items() if k != "out"},
+        "settings": {k: v for k, v in vars(asked).items() if k not in ("out", "data")},
         "parameters": config.num_parameters(),
         "data": data,
         "environment": environment_record(asked.device),

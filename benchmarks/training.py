@@ -1,17 +1,20 @@
-"""Training on a CPU, side by side with Hugging Face's Marian of the same size.
+"""Training, side by side with Hugging Face's Marian of the same size.
 
     python benchmarks/training.py            # two corpora, two sizes: half an hour
+    python benchmarks/training.py --device cuda --data DIR --sizes base big \
+      --max-tokens 12000                     # text that `prepare` wrote, in bfloat16
     python benchmarks/training.py --quick    # the embedded grammar: seconds
 
 Real tokens a second: target tokens that are not padding. Each model is fed both ways:
 ours, pairs of similar length under a token budget, and the usual one, a fixed number of
 random pairs padded to the longest. Both ways train on as many real tokens an update.
-Same text, subwords, optimizer, dropout, smoothed loss and threads, float32. The rounds
-are interleaved, so that a slow moment of the machine hits all alike. The mixed corpus
-is in the offline mirror only and is left out without it. Writes
-transformer_lib/evidence/benchmarks/training.json.
+Same text, subwords, optimizer, dropout, smoothed loss and threads; float32 on a CPU,
+bfloat16 by autocast on a GPU. The rounds are interleaved, so that a slow moment of the
+machine hits all alike. The mixed corpus is in the offline mirror only and is left out
+without it. Writes transformer_lib/evidence/benchmarks/training.json (training-cuda.json
+on a GPU).
 
-Record: benchmarks/training.json
+Record: benchmarks/training*.json
 """
 
 import argparse
@@ -42,7 +45,9 @@ SIZES = {
     "tiny": {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64},
     "small": {"d_model": 256, "num_heads": 4, "num_layers": 2, "d_ff": 1024},
     "base": {},
+    "big": {"d_model": 1024, "num_heads": 16, "d_ff": 4096},
 }
+BITS = {"cpu": "float32", "cuda": "bfloat16"}
 RATE, EPSILON, DROPOUT = 1e-4, 0.1, 0.1
 
 
@@ -76,7 +81,10 @@ def prepared(pairs, folder: str, vocab_size: int) -> Prepared:
 
 def our_update(model, optimizer):
     """One update of ours, from a batch of ours."""
-    return lambda batch: update(model, optimizer, [batch], RATE, EPSILON)
+    bits = BITS[model.device.type]
+    return lambda batch: update(
+        model, optimizer, [batch], RATE, EPSILON, precision=bits
+    )
 
 
 def padded_loss(logits: torch.Tensor, batch) -> torch.Tensor:
@@ -94,12 +102,15 @@ def their_update(model, optimizer):
 
     def step(batch):
         optimizer.zero_grad(set_to_none=True)
-        logits = model(
-            input_ids=batch.src_ids,
-            attention_mask=batch.src_ids != PAD,
-            decoder_input_ids=batch.tgt_in,
-        ).logits
-        padded_loss(logits, batch).backward()
+        batch = batch.to(model.device)
+        kind = model.device.type
+        with torch.autocast(kind, torch.bfloat16, BITS[kind] == "bfloat16"):
+            logits = model(
+                input_ids=batch.src_ids,
+                attention_mask=batch.src_ids != PAD,
+                decoder_input_ids=batch.tgt_in,
+            ).logits
+        padded_loss(logits.float(), batch).backward()
         optimizer.step()
 
     for group in optimizer.param_groups:
@@ -116,16 +127,18 @@ def plans(pairs, max_tokens: int) -> dict:
     return {"by length": ours, f"{size} random pairs": usual}
 
 
-def measure(runs: dict, pairs, rounds: int, updates: int) -> dict:
+def measure(runs: dict, pairs, rounds: int, updates: int, wait) -> dict:
     """Tokens and seconds of each implementation in each round, interleaved."""
     figures = {name: [] for name in runs}
     for turn in range(-1, rounds):  # the first one warms up
         for name, (step, plan) in runs.items():
+            wait()
             first = (turn + 1) * updates
             made = [make_batch(pairs, i) for i in plan[first : first + updates]]
             start = time.perf_counter()
             for batch in made:
                 step(batch)
+            wait()
             seconds = time.perf_counter() - start
             if turn >= 0:
                 real = sum(batch.num_tokens for batch in made)
@@ -155,7 +168,7 @@ def report(figures: dict, peer: str) -> dict:
     return table
 
 
-def compare(size: str, ready: Prepared, max_tokens: int, rounds: int, updates: int):
+def compare(size: str, ready: Prepared, asked):
     """All four: two models, each fed both ways."""
     from transformers import MarianMTModel
 
@@ -165,20 +178,21 @@ def compare(size: str, ready: Prepared, max_tokens: int, rounds: int, updates: i
     ours = Transformer(config)
     theirs = MarianMTModel(marian_config(config, use_cache=False))
     makers = {
-        "ours": (ours.train(), our_update),
-        "Hugging Face": (theirs.train(), their_update),
+        "ours": (ours.train().to(asked.device), our_update),
+        "Hugging Face": (theirs.train().to(asked.device), their_update),
     }
     runs = {}
     for model_name, (model, make) in makers.items():
         step = make(model, build_optimizer(model))
-        for plan_name, plan in plans(ready.train, max_tokens).items():
+        for plan_name, plan in plans(ready.train, asked.max_tokens).items():
             runs[f"{model_name}, {plan_name}"] = step, plan
     sizes = [  # Marian has biases in attention, and ours, as the paper, none
         sum(p.numel() for p in model.parameters() if p.requires_grad)
         for model, _ in makers.values()
     ]
     print(f"  {sizes[0]:,} parameters, Hugging Face {sizes[1]:,}")
-    figures = measure(runs, ready.train, rounds, updates)
+    wait = torch.cuda.synchronize if asked.device == "cuda" else lambda: None
+    figures = measure(runs, ready.train, asked.rounds, asked.updates, wait)
     return report(figures, peer=list(runs)[-1]) | {"parameters": sizes}
 
 
@@ -189,17 +203,26 @@ def main(arguments=None) -> dict:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=4, help="of each, each round")
     parser.add_argument("--sizes", nargs="+", default=["small", "base"])
+    parser.add_argument("--device", default="cpu", choices=tuple(BITS))
+    parser.add_argument("--max-tokens", type=int, default=1280)
+    parser.add_argument("--data", type=Path, help="a folder that prepare wrote")
     parser.add_argument("--out", type=out_file, help="where the figures are written")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(asked.threads)
     names, sizes = ["tatoeba-en-de", "mixed"], asked.sizes
     count, vocab_size = 60_000, 8000
-    max_tokens, rounds, updates = 1280, asked.rounds, asked.updates
     if asked.quick:
         names, sizes = ["grammar-en-de"], ["tiny"]
         count, vocab_size = 1000, 340
-        max_tokens, rounds, updates = 400, 1, 2
+        asked.max_tokens, asked.rounds, asked.updates = 400, 1, 2
     results, data = {}, {}
+    if asked.data:
+        ready, names = Prepared.load(asked.data), []
+        data["given"] = ready.data["train"]["sha256"]
+        count, vocab_size = len(ready.train), ready.tokenizer.vocab_size
+        for size in sizes:
+            print(size)
+            results[f"given, {size}"] = compare(size, ready, asked)
     for name in names:
         pairs = pairs_of(name, count)
         if pairs is None:
@@ -210,30 +233,31 @@ def main(arguments=None) -> dict:
             data[name] = ready.data["train"]["sha256"]
             for size in sizes:
                 print(f"{name}, {size}")
-                case = compare(size, ready, max_tokens, rounds, updates)
+                case = compare(size, ready, asked)
                 results[f"{name}, {size}"] = case
     record = {
-        "benchmark": "training on a CPU: real target tokens a second",
+        "benchmark": f"training on {asked.device}: real target tokens a second",
         "settings": {
             "sizes": {size: SIZES[size] for size in sizes},
             "vocab_size": vocab_size,
             "pairs": count,
             "max_length": 100,
-            "max_tokens": max_tokens,
+            "max_tokens": asked.max_tokens,
             "dropout": DROPOUT,
             "label_smoothing": EPSILON,
-            "precision": "float32",
+            "precision": BITS[asked.device],
             "optimizer": "torch.optim.Adam",
             "threads": asked.threads,
-            "rounds": rounds,
-            "updates_a_round": updates,
+            "rounds": asked.rounds,
+            "updates_a_round": asked.updates,
         },
         "data_sha256": data,
-        "environment": environment_record(),
+        "environment": environment_record(asked.device),
         "peers": {"transformers": version("transformers")},
         "results": results,
     }
-    keep(record, "benchmarks/training", asked.out, asked.quick)
+    name = "training" if asked.device == "cpu" else f"training-{asked.device}"
+    keep(record, f"benchmarks/{name}", asked.out, asked.quick)
     return record
 
 

@@ -20,14 +20,14 @@ import torch
 from evidence import some_of
 from torch import Tensor
 
-from transformer_lib.batches import tokenize_pairs
+from transformer_lib.batches import pad, tokenize_pairs
 from transformer_lib.corpora import load_corpus
 from transformer_lib.corpora.known import hash_pairs
 from transformer_lib.encoder import mean_cosines
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import Run
 from transformer_lib.storage import write_json
-from transformer_lib.tokenizer import EOS
+from transformer_lib.tokenizer import EOS, PAD
 from transformer_lib.training import validation_loss
 
 OUT = Path(__file__).resolve().parents[1] / "transformer_lib/evidence/alike-places.json"
@@ -46,11 +46,13 @@ def by_layer(model, sources: list[list[int]]) -> list[float]:
     ]
     totals = [0.0] * (len(layers) + 1)
     try:
-        for ids in sources:
+        for first in range(0, len(sources), 50):
             seen.clear()
-            model.encode(torch.tensor([ids]))
+            src_ids = pad(sources[first : first + 50])
+            model.encode(src_ids)
             for place, x in enumerate(seen):
-                totals[place] += mean_cosines(x, torch.ones(x.shape[:2])).item()
+                real = (src_ids != PAD).to(x.device)
+                totals[place] += mean_cosines(x, real).sum().item()
     finally:
         for hook in hooks:
             hook.remove()
@@ -64,21 +66,26 @@ def with_other_sources(pairs: list) -> list:
     return [(other[0], pair[1]) for pair, other in zip(order, others, strict=True)]
 
 
-def measure(run: Run, pairs: list) -> dict:
-    """Cosines and losses of one run's best weights."""
-    model, tokenizer = run.model.eval(), run.tokenizer
-    sources = [[*tokenizer.encode(source), EOS] for source, _ in pairs]
+def look(model, tokenizer, pairs: list) -> dict:
+    """Cosines by layer, and the losses with the right source and with another one."""
     losses = [
         validation_loss(model, tokenize_pairs(some, tokenizer), 4000)
         for some in (pairs, with_other_sources(pairs))
     ]
     return {
+        "cosines": by_layer(model, [[*tokenizer.encode(s), EOS] for s, _ in pairs]),
+        "loss": round(losses[0], 4),
+        "loss_with_another_source": round(losses[1], 4),
+    }
+
+
+def measure(run: Run, pairs: list) -> dict:
+    """What `look` sees in one run's best weights."""
+    return {
         "recipe": asdict(run.recipe),
         "updates": run.record["step"],
         "data": run.data,
-        "cosines": by_layer(model, sources),
-        "loss": round(losses[0], 4),
-        "loss_with_another_source": round(losses[1], 4),
+        **look(run.model.eval(), run.tokenizer, pairs),
     }
 
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 import tomllib
 from dataclasses import replace
@@ -151,23 +150,9 @@ def test_a_run_that_waits_for_none_of_its_group_is_refused(tmp_path):
 
 
 def test_stopped_at_a_random_moment_the_result_is_the_same(place):
-    """One run of the queue by the script for a GPU, here without one; one in pieces."""
-    env = surroundings(place, "whole") | {
-        "DEVICE": "cpu",
-        "JOBS": "1",
-        "PYTHON": sys.executable,
-        "QUEUE": f"--here --queue {place / 'queue.toml'}",
-    }
-    script = str(ROOT / "experiments" / "gpu.sh")
-    command = ["sh", script, str(place / "out"), "runs"]
-    whole = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=1800
-    )
-    assert whole.returncode == 0, whole.stderr
-    assert "1 of 1 runs are done" in whole.stdout, whole.stdout
-    with tarfile.open(place / "out" / "results.tar.gz") as packed:
-        names = {Path(name).name for name in packed.getnames()}
-    assert "C-N2-0.json" in names
+    """One run of the queue at once, one in pieces."""
+    whole = start(place, "whole").communicate(timeout=1800)[0]
+    assert "1 of 1 runs are done" in whole, whole
     checkpoint = place / "stopped" / "rows" / "C-N2-0" / "last.safetensors"
     said = " done "
     while " done " in said:  # it was faster: once more
