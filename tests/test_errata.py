@@ -54,7 +54,7 @@ def test_every_claim_has_what_is_right():
     _, *claims = part.split("\n### ")
     assert len(claims) >= 12
     for claim in claims:
-        places = [claim.find(mark) for mark in ("**Said:**", "[cell]", "**Right:**")]
+        places = [claim.find(mark) for mark in ("**Claim:**", "[cell]", "**Correct:**")]
         assert 0 < places[0] < places[1] < places[2], claim.split("\n")[0]
 
 
