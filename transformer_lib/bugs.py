@@ -56,7 +56,7 @@ class Exhibit:
     check: Callable[[Callable], None]
 
     def verdict(self, function: Callable) -> str:
-        """What the check says against a function; empty if it passes."""
+        """The check's objection to a function; empty if it passes."""
         try:
             self.check(function)
         except Caught as caught:
@@ -71,8 +71,8 @@ def exhibit(name: str, reported: str, chapter: str, bug: Callable, right: Callab
     """Put a bug on show: a decorator for the check that catches it.
 
     Args:
-        name: What it is called.
-        reported: Public threads, as repository#number, with spaces between.
+        name: The name of the bug.
+        reported: Public threads, as repository#number, separated by spaces.
         chapter: The chapter that builds the right one.
         bug: The wrong function.
         right: The right one.
@@ -87,7 +87,7 @@ def exhibit(name: str, reported: str, chapter: str, bug: Callable, right: Callab
 
 
 def _draw(*shape: int, seed: int = 0) -> Tensor:
-    """Normal numbers, always the same, that leave torch's own generator alone."""
+    """Normal numbers, always the same; torch's own generator does not advance."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 # %% ../notebooks/31_bugs.ipynb #eeafe4a3
