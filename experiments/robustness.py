@@ -15,6 +15,7 @@ import re
 import tomllib
 from pathlib import Path
 
+from transformer_lib.machine import environment_record
 from transformer_lib.storage import write_json
 from transformer_lib.translator import Translator
 
@@ -92,7 +93,9 @@ def main(given: list[str] | None = None) -> None:
             print(f"{row['why_not']}\n    {row['en']}\n    {row['output']}")
     if asked.out:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(asked.out, {"model": Path(asked.model).name} | record)
+        about = {"model": Path(asked.model).name, "decoding": "beam 4, alpha 0.6"}
+        about["environment"] = environment_record("cpu")
+        write_json(asked.out, about | record)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,13 @@ ships, if none are named) and their text, and writes evidence/translator-test.js
 scores with intervals of all test sentences, of those with and without a near copy in
 the training text, of those with and without a name that was never read; by length, and
 by whether all words were read; and the runs against each other by paired bootstrap.
-What is counted is said by the functions of chapter 19, which this runs. Minutes; it
-needs the corpora.
+What is counted how is shown under the hood of chapter 19. Minutes; it needs the
+corpora.
 
 Record: translator-test.json
 """
 
 import argparse
-import itertools
-import json
-import re
 from pathlib import Path
 
 from transformer_lib.corpora import load_corpus
@@ -22,24 +19,24 @@ from transformer_lib.evaluation import (
     bootstrap_interval,
     chrf,
     paired_bootstrap,
-    sacre_bleu,
+)
+from transformer_lib.figures.shipped_model import (
+    FIRST_RUNS,
+    by_length,
+    came_through,
+    gaps_of,
+    near_copies,
+    news_beyond,
+    shipped_run,
+    unread_copies,
+    words_in,
+    words_of,
 )
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import read_evidence, recorded_outputs
 from transformer_lib.storage import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "notebooks/19_shipped_model.ipynb"
-RUNS = ["tatoeba-en-de", "tatoeba-en-de-longer", "tatoeba-en-de-names"]
-
-
-def functions_of(page: Path) -> dict:
-    """What the cells with the tag "counts" of a notebook define."""
-    found = {"itertools": itertools, "re": re, "sacre_bleu": sacre_bleu}
-    for cell in json.loads(page.read_text("utf-8"))["cells"]:
-        if "counts" in cell["metadata"].get("tags", []):
-            exec("".join(cell["source"]), found)
-    return found
 
 
 def scores_of(rows: list[tuple[str, str, str]]) -> dict:
@@ -71,7 +68,7 @@ def compared(first: list[tuple], second: list[tuple]) -> dict:
 
 def record_of(names: list[str]) -> dict:
     """All that the docstring of this file names."""
-    page, runs = functions_of(PAGE), [read_evidence(name) for name in names]
+    runs = [read_evidence(name) for name in names]
     corpus = runs[-1]["recipe"]["corpus"]
     text, news = load_corpus(corpus), load_corpus("newstest-en-de", "test")
     valid = load_corpus(corpus, "valid")
@@ -79,15 +76,15 @@ def record_of(names: list[str]) -> dict:
     sources = [[row[:2] for row in rows] for rows in outputs]
     if any(side != sources[-1] for side in sources):
         raise SystemExit("The runs were scored on different test sentences.")
-    gaps = page["gaps_of"](german for _, german in text.pairs)
+    gaps = gaps_of(german for _, german in text.pairs)
     near = {
-        "valid": page["near_copies"](gaps, valid.pairs),
-        "test": page["near_copies"](gaps, sources[-1]),
+        "valid": near_copies(gaps, valid.pairs),
+        "test": near_copies(gaps, sources[-1]),
     }
-    known = page["words_in"](text.pairs)
-    named = [bool(page["unread_copies"]([row], known)) for row in outputs[-1]]
-    english = {word for source, _ in text.pairs for word in page["words_of"](source)}
-    read = [english.issuperset(page["words_of"](row[0])) for row in outputs[-1]]
+    known = words_in(text.pairs)
+    named = [bool(unread_copies([row], known)) for row in outputs[-1]]
+    english = {word for source, _ in text.pairs for word in words_of(source)}
+    read = [english.issuperset(words_of(row[0])) for row in outputs[-1]]
     groups = {
         "all": [True] * len(named),
         "a near copy in training": near["test"],
@@ -103,7 +100,7 @@ def record_of(names: list[str]) -> dict:
         for rows in outputs
     ]
     pairs = {"valid": valid.pairs, "test": sources[-1]}
-    copies = [page["unread_copies"](rows, known) for rows in outputs]
+    copies = [unread_copies(rows, known) for rows in outputs]
     parted = {"all words read": read, "a word never read": [not one for one in read]}
     return {
         "command": "python experiments/translator_scores.py",
@@ -129,13 +126,13 @@ def record_of(names: list[str]) -> dict:
             for group in groups
         ],
         "copied": {
-            name: [sum(page["came_through"](*one) for one in some), len(some)]
+            name: [sum(came_through(*one) for one in some), len(some)]
             for name, some in zip(names, copies, strict=True)
         },
-        "by_length": page["by_length"](outputs[-1]),
+        "by_length": by_length(outputs[-1]),
         "parted": {
             name: [
-                page["by_length"](
+                by_length(
                     [row for row, one in zip(outputs[-1], some, strict=True) if one],
                     edges,
                 )
@@ -143,17 +140,18 @@ def record_of(names: list[str]) -> dict:
             ]
             for name, some in parted.items()
         },
-        "newstest": page["news_beyond"](text.pairs, news.pairs),
+        "newstest": news_beyond(text.pairs, news.pairs),
         "environment": environment_record("cpu"),
     }
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="*", default=RUNS, help="names of records")
+    parser.add_argument("runs", nargs="*", help="names of records")
     asked = parser.parse_args(arguments)
     path = ROOT / "transformer_lib/evidence/translator-test.json"
-    write_json(path, record_of(asked.runs))
+    names = asked.runs or list(dict.fromkeys([*FIRST_RUNS, shipped_run()]))
+    write_json(path, record_of(names))
     print(f"The record is in {path}.")
 
 

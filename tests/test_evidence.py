@@ -9,9 +9,9 @@ import sacrebleu
 import ship
 import small_runs
 import torch
-import translator_scores
 
 from transformer_lib.corpora import load_corpus
+from transformer_lib.figures import shipped_model
 from transformer_lib.runs import Run, load_pretrained, read_evidence
 from transformer_lib.training import validation_loss
 
@@ -107,7 +107,7 @@ def test_a_finished_run_becomes_the_model_that_ships(run_dir, tmp_path, monkeypa
 
 def test_what_the_scores_of_the_translator_are_parted_by():
     """Near copies, names that were never read, length, as chapter 19 counts them."""
-    page = translator_scores.functions_of(translator_scores.PAGE)
+    page = vars(shipped_model)
     gaps = page["gaps_of"](["Tom ist hier.", "Das ist gut."])
     pairs = [("", "Maria ist hier."), ("", "Maria war hier."), ("", "Das ist gut.")]
     assert page["near_copies"](gaps, pairs) == [True, False, True]

@@ -27,7 +27,6 @@ TAGS = {
     "hide-cell",
     "exercise",
     "remove-stderr",
-    "counts",  # experiments/translator_scores.py runs these cells
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = {

@@ -428,7 +428,7 @@ def test_chapter_18_at_full_types_the_commands_and_goes_on(
     assert 1 <= steps[0] < steps[1] and full[0] == "small"
 
 
-def test_chapter_19_at_full_translates_all_that_is_recorded(full, shipped, capsys):
+def test_chapter_19_at_full_translates_all_that_is_stored(full, shipped, capsys):
     lines, references = zip(*FEW[:3], strict=True)
     rows = list(zip(lines, references, shipped(lines), strict=True))
     score = evaluation.sacre_bleu([row[2] for row in rows], references).value
@@ -443,11 +443,12 @@ def test_chapter_19_at_full_translates_all_that_is_recorded(full, shipped, capsy
         "headline": {"sentences": 3, "value": score},
     }
     marks = "def translate_again(", "then, now = translate_again("
-    run_cells("19_shipped_model", names, *marks)
+    hood = "under_the_hood/19_shipped_model"
+    run_cells(hood, names, *marks)
     assert "3 sentences in" in capsys.readouterr().out
     names["headline"]["value"] += 0.2  # another score than that of the record
     with pytest.raises(AssertionError):
-        run_cells("19_shipped_model", names, marks[1])
+        run_cells(hood, names, marks[1])
 
 
 def test_chapter_30_at_full_measures_what_is_longer(full, capsys):
