@@ -207,7 +207,7 @@ def show_score():
             ax.text(0, i - 0.27, name, va="bottom")
         for place, score in zip((0, len(rows) - 1), OPUS.values(), strict=True):
             ax.plot(score, place, "D", mfc="none", color=COLORS["decoder"])
-            ax.text(score + 1.2, place, f"OPUS-MT {score}", va="center")
+            ax.text(score, place - 0.27, f"OPUS-MT {score}", ha="center", va="bottom")
         ax.set(xlim=(0, 66), ylim=(len(rows) - 0.6, -0.8), yticks=[], xlabel="BLEU")
         for side in ("left", "top", "right"):
             ax.spines[side].set_visible(False)
