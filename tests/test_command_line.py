@@ -148,6 +148,41 @@ def test_translate_writes_one_line_for_each_whatever_it_says(at, capsys):
     assert not list(at.glob("*.part"))
 
 
+def test_translate_prints_candidates_beginnings_and_least_lengths(at, capsys):
+    (at / "three.en").write_text("The dog sleeps.\n\nA cat sees the dog.\n")
+    translator = Translator.from_pretrained(at / "run")
+    asked = ["translate", "run", "three.en", "--engine", "torch", "--n-best", "2"]
+    assert main(asked) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
+    assert rows[2] == ["2", "0.0000", ""]
+    wanted = translator.n_best((at / "three.en").read_text().splitlines(), 2)
+    assert rows == [
+        [str(i), f"{one.score:.4f}", one.text]
+        for i, some in enumerate(wanted, start=1)
+        for one in some
+    ]
+    (at / "three.en").write_text("The dog sleeps.\n")
+    asked = ["translate", "run", "three.en", "--prefix", "Die Katze", "--min-length"]
+    assert main([*asked, "20"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("Die Katze") and "engine" not in said.err
+    assert len(translator.tokenizer.encode(said.out)) >= 19
+    assert main(["translate", "run", "three.en", "--ensemble", "run", "run"]) == 0
+    alone = translator("The dog sleeps.")
+    assert capsys.readouterr().out == alone + "\n"
+    for words, telling in (
+        (["--n-best", "5"], "n_best=5: must be from 1 to beam_size, here 4."),
+        (["--n-best", "0"], 'Invalid value "0" for --n-best.'),
+        (["--min-length", "-1"], 'Invalid value "-1" for --min-length.'),
+        (["--ensemble", "tatoeba-en-de"], "another vocabulary than run"),
+        (["--ensemble", "run", "--engine", "ctranslate2"], "needs the engine torch"),
+    ):
+        assert main(["translate", "run", "three.en", *words]) == 2
+        said = capsys.readouterr()
+        assert telling in said.err and not said.out
+
+
 def test_translate_refuses_a_table_and_shows_a_line(at, capsys):
     (at / "two.tsv").write_text("A dog.\tEin Hund.\n" * 3)
     asked = ["translate", "run", "two.tsv", "--output", "two.de"]
@@ -405,7 +440,10 @@ EARLY = {  # command, where it writes -> the rest of what is asked, and the work
     ("prepare", "--out"): (["--corpus", "grammar-en-de"], "tokenizer.Tokenizer.train"),
     ("train", "--run"): (["small", *DATA, *TINY], "runs.setup.ready_data"),
     ("average", "--out"): (["run"], "runs.folder.average_checkpoints"),
-    ("translate", "--output"): (["run", "one.en"], "translator.Translator.stream"),
+    ("translate", "--output"): (
+        ["run", "one.en"],
+        "translator.Translator.stream_n_best",
+    ),
     ("evaluate", "--json"): (
         ["run", "--test", "one.en", "one.en"],
         "translator.Translator.from_pretrained",

@@ -5,6 +5,7 @@ by a margin and not by rounding.
 """
 
 import argparse
+import copy
 import importlib.util
 import json
 import math
@@ -202,6 +203,81 @@ def test_marian_beam_without_penalty(hugging_face, shipped, batch):
     assert same >= len(src) - 1
 
 
+def without_special(rows):
+    return [[i for i in row if i not in (PAD, BOS, EOS)] for row in rows]
+
+
+ASKED = {
+    "n-best": {},
+    "a prefix": {"prefix": "Ich"},
+    "a least length": {"min_length": 14},
+    "both": {"prefix": "Es ist", "min_length": 12},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_marian_with_prefix_least_length_and_n_best(
+    hugging_face, shipped, batch, asked
+):
+    """What transformers finds, ours finds or something at least as probable."""
+    (model, tokenizer), src = shipped, batch[0]
+    first = tokenizer.encode(asked.get("prefix", ""))
+    least = asked.get("min_length", 0)
+    out = hugging_face.generate(
+        input_ids=src,
+        attention_mask=src != PAD,
+        decoder_input_ids=torch.tensor([[BOS, *first]] * len(src)),
+        num_beams=4,
+        num_return_sequences=2,
+        do_sample=False,
+        length_penalty=0.0,
+        early_stopping="never",
+        max_new_tokens=60,
+        min_length=least + 1 if least else 0,  # it counts the start symbol
+        forced_eos_token_id=None,
+    )
+    theirs = without_special(out.tolist())
+    found = beam_search(
+        model, src, 4, 0.0, n_best=2, min_length=least, prefixes=[first] * len(src)
+    )
+    same = 0
+    for row, two in zip(src, found, strict=True):
+        for k, one in enumerate(two):
+            ids = theirs.pop(0)
+            assert one.ids[: len(first)] == first and len(one.ids) >= least
+            forced = force_score(model, row[None], [one.ids])[0]
+            assert one.log_prob == pytest.approx(forced, abs=1e-3)
+            if not k:
+                assert one.log_prob > force_score(model, row[None], [ids])[0] - 1e-4
+            same += one.ids == ids
+    assert same >= 2 * len(src) - 2
+
+
+@torch.no_grad()
+def test_an_ensemble_is_the_mean_of_marians_probabilities(hugging_face, shipped, batch):
+    """Greedy decoding with two models, by a plain loop over those of transformers."""
+    torch.manual_seed(0)
+    model, other = shipped[0], copy.deepcopy(shipped[0])
+    for weight in other.parameters():
+        weight.mul_(1 + 0.1 * torch.randn_like(weight))
+    twins = hugging_face, to_marian(other)
+    src = batch[0][:4]
+    found = beam_search(model, src, 1, 0.0, 20, ensemble=[other])
+    for row, (best, *_) in zip(src, found, strict=True):
+        row, out, log_prob = row[row != PAD][None], [], 0.0
+        while EOS not in out and len(out) < row.shape[1] + 20:
+            read = torch.tensor([[BOS, *out]])
+            said = [
+                twin(input_ids=row, decoder_input_ids=read).logits for twin in twins
+            ]
+            p = sum(logits[0, -1].softmax(dim=-1) for logits in said) / len(said)
+            out.append(int(p.argmax()))
+            log_prob += p.max().log().item()
+        assert best.ids == [i for i in out if i != EOS]
+        assert best.log_prob == pytest.approx(log_prob, abs=1e-3)
+
+
 @pytest.fixture(scope="module")
 def engine(shipped, tmp_path_factory):
     needs("ctranslate2")
@@ -216,6 +292,27 @@ def test_ctranslate2_log_probabilities(engine, batch, ours):
     for row, (got, ids) in enumerate(zip(found, targets, strict=True)):
         wanted = ours[row].gather(-1, torch.tensor([*ids, EOS])[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(got), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_ctranslate2_with_prefix_and_least_length(engine, shipped, batch, asked):
+    """Greedily where a length is asked for: its search gives what may not be said to
+    all other tokens, so that its order is another one."""
+    (model, tokenizer), src = shipped, batch[0]
+    first, least = tokenizer.encode(asked.get("prefix", "")), asked.get("min_length", 0)
+    beam = 1 if least else 4
+    out = engine.engine.translate_batch(
+        [[engine.names[i] for i in row] for row in without_special(src.tolist())],
+        target_prefix=[[engine.names[i] for i in first]] * len(src),
+        beam_size=beam,
+        length_penalty=0,
+        min_decoding_length=least,
+    )
+    theirs = [[engine.numbers[name] for name in one.hypotheses[0]] for one in out]
+    settings = {"min_length": least, "prefixes": [first] * len(src)}
+    ours = [best.ids for best, *_ in beam_search(model, src, beam, 0.0, **settings)]
+    same = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    assert same == len(src) if beam == 1 else same >= len(src) - 1
 
 
 def test_ctranslate2_greedy(engine, shipped, batch):

@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_lib.corpora import Corpus, grammar_split
-from transformer_lib.decoding import Hypothesis, beam_search, greedy_decode
+from transformer_lib.decoding import (
+    Hypothesis,
+    beam_search,
+    decode_rows,
+    greedy_decode,
+)
 from transformer_lib.evaluation import evaluate, sacre_bleu
 from transformer_lib.fine_tuning import add_pieces
 from transformer_lib.tokenizer import EOS, Tokenizer
@@ -659,3 +664,65 @@ def test_evaluate(shipped):
     assert again["outputs"] == record["outputs"]
     with pytest.raises(ValueError, match="corpus holds no pairs: give"):
         evaluate(shipped, [])
+
+
+# --- a beginning, a least length, several translations, several models ---------------
+
+
+def test_every_line_begins_with_its_prefix(shipped):
+    odd = [
+        "Where is the station?",
+        "",
+        "I am hungry. 😂 I am tired.",
+        "日本語の文です。",
+    ]
+    with pytest.warns(UserWarning, match="line 4 is mostly"):
+        found = shipped(odd, prefix="Der Mann", beam_size=2)
+    assert [line.startswith("Der Mann") for line in found] == [True, False, True, False]
+    assert found[1] == "" and found[3] == odd[3]
+    assert "müde" in found[2] and "😂" in found[2]  # only the first sentence is begun
+    each = shipped(LINES[:3], prefix=["Wo", "", "“Ich"])
+    assert [each[0][:2], each[1], each[2][:4]] == ["Wo", "", '"Ich']
+    for wrong, count in ((["Wo"], 1), (["Wo", 1, ""], 3)):
+        with pytest.raises(ValueError, match=f"prefix has {count} entries for 3 lines"):
+            shipped(LINES[:3], prefix=wrong)
+
+
+def test_no_sentence_is_shorter_than_the_least_length(shipped):
+    lines = ["Where is the station?", "I am hungry. Thank you."]
+    for one in shipped(lines, min_length=9, beam_size=1):
+        assert len(shipped.tokenizer.encode(one)) >= 8  # joined, signs may be one token
+    asked = shipped.n_best(lines[0], 3, min_length=70, max_extra=2)
+    assert {len(shipped.tokenizer.encode(one.text)) > 60 for one in asked} == {True}
+    with pytest.raises(ValueError, match="min_length=-1"):
+        shipped(lines, min_length=-1)
+
+
+def test_streamed_candidates_are_those_of_n_best(shipped):
+    found = shipped.stream_n_best(iter(LINES), 3, max_lines=2)
+    texts = [[one.text for one in some] for some in found]
+    assert texts == [[one.text for one in some] for some in shipped.n_best(LINES, 3)]
+    with pytest.raises(ValueError, match="n=0"):
+        next(shipped.stream_n_best(LINES, 0))
+
+
+def test_an_ensemble_decodes_together(shipped):
+    other = copy.deepcopy(shipped.model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1 + 0.2 * torch.randn_like(weight))
+    parts = shipped.model, shipped.tokenizer
+    both = Translator(*parts, ensemble=[other])
+    rows = shipped.tokenizer.encode_all(LINES[:1])
+    (wanted,) = decode_rows(shipped.model, rows, ensemble=[other])
+    assert both.n_best(LINES[0], 1)[0].log_prob == wanted[0].log_prob
+    alone = shipped.n_best(LINES[0], 1)[0].log_prob
+    assert alone != wanted[0].log_prob
+    small = Transformer(TransformerConfig(99, 8, num_heads=2, num_layers=1, d_ff=8))
+    with pytest.raises(ValueError, match="8,000 tokens on cpu and 99 tokens on cpu"):
+        Translator(*parts, ensemble=[small])
+    with pytest.raises(ValueError, match="an ensemble needs the engine torch"):
+        Translator(*parts, engine="ctranslate2", ensemble=[other])
+    with pytest.raises(ValueError, match="craft-pre-norm has another vocabulary than"):
+        Translator.from_pretrained("tatoeba-en-de", ensemble=["craft-pre-norm"])

@@ -10,7 +10,7 @@ __all__ = ['translate_lines', 'one_line', 'split_sentences', 'cut_text', 'Transl
 # %% ../notebooks/17_translator.ipynb #6dd854f6
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import regex
 
@@ -21,12 +21,13 @@ from .tokenizer import Tokenizer, fold_text
 def translate_lines(
     lines: Iterable[str],
     tokenizer: Tokenizer,
-    decode: Callable[[list[list[int]]], list[list[Hypothesis]]],
+    decode: Callable[..., list[list[Hypothesis]]],
     max_length: int = 128,
     by_sentence: bool = True,
     first_line: int = 1,
     tell: Callable[[str], None] = warnings.warn,
     max_extra: int = 50,
+    prefix: str | Sequence[str] = "",
 ) -> "list[list[Translator.Candidate]]":
     """Fold, split, cut, copy or decode lines, and join what belongs together.
 
@@ -40,19 +41,23 @@ def translate_lines(
         tell: Called with a warning if lines were copied, if some were cut, and if
             translations are empty or incomplete; it names the lines.
         max_extra: How many tokens an output may have beyond those of its source.
+        prefix: What each translation begins with, or one such text for each line. It is
+            given to decode as ids, `prefixes`, where it is not empty.
 
     Returns:
         For each line its candidates, best first; for one that was copied, itself.
 
     Raises:
-        ValueError: If an entry is not a string.
+        ValueError: If an entry is not a string, or there are other than as many
+            prefixes.
     """
     lines = list(_each_line(lines, first_line))
     read = [one_line(fold_text(line)) for line in lines]
     unknown = unknown_characters(read, tokenizer)
     how = tokenizer, unknown, max_length, by_sentence
     cuts = [_cut_line(line, *how) for line in read]
-    found = iter(decode([row for cut in cuts for row in cut.rows]))
+    first = _first_ids(cuts, prefix, tokenizer)
+    found = iter(decode([row for cut in cuts for row in cut.rows], **first))
     outputs = [[next(found) for _ in cut.rows] for cut in cuts]
     for note in _notes_on(read, cuts, outputs, first_line, max_extra):
         tell(note)
@@ -146,6 +151,7 @@ from typing import overload
 
 from torch import nn
 
+from .decoding import require_ensemble
 from .runs import load_pretrained
 from .tokenizer import EOS, UNK
 from transformer_lib.transformer import (
@@ -177,6 +183,8 @@ class Translator:
             it is now; the fastest that is installed for its device if None.
         compute_type: What the engine computes in, "float32", "int8" or "float16"; the
             fastest it has if None.
+        ensemble: Further models with the same vocabulary, on the same device: at each
+            step the mean of all probabilities decides. They are decoded with torch.
     """
 
     @dataclass(frozen=True)
@@ -202,6 +210,7 @@ class Translator:
         max_length: int | None = None,
         engine: str | None = "torch",
         compute_type: str | None = None,
+        ensemble: Sequence[Transformer] = (),
     ):
         if not (isinstance(model, nn.Module) and hasattr(tokenizer, "encode_all")):
             kinds = f"{type(model).__name__} and {type(tokenizer).__name__}"
@@ -219,7 +228,12 @@ class Translator:
         self.model, self.tokenizer, self.about = model, tokenizer, about or {}
         self.max_length = max_length or trained_length(self.about)
         self.by_sentence = by_sentence
-        self.engine = None
+        self.engine, self.ensemble = None, ensemble
+        if ensemble and engine in (None, "torch"):
+            engine = "torch"
+            require_ensemble(model, ensemble)
+        elif ensemble:
+            raise ValueError(f"engine={engine!r}: an ensemble needs the engine torch.")
         if (engine, compute_type) != ("torch", None):
             from transformer_lib.export.engines import Engine
 
@@ -233,6 +247,7 @@ class Translator:
         by_sentence: bool = True,
         engine: str | None = "torch",
         compute_type: str | None = None,
+        ensemble: Sequence[str | Path] = (),
     ) -> "Translator":
         """Load a model that ships with the library, was saved, or of a run.
 
@@ -242,13 +257,24 @@ class Translator:
             by_sentence: Whether to translate the sentences of a line one by one.
             engine: As for the class.
             compute_type: As for the class.
+            ensemble: Names or folders of further models with the same vocabulary.
 
         Raises:
             ValueError: If there is no such model, or a file of it is damaged; or there
-                is no such engine, or it has no place for the model.
+                is no such engine, or it has no place for the model; or the vocabularies
+                differ.
         """
         loaded = load_pretrained(name_or_folder, device)
-        return cls(*loaded, by_sentence, None, engine, compute_type)
+        others = [load_pretrained(name, device)[:2] for name in ensemble]
+        pieces = loaded[1].processor.serialized_model_proto()
+        for name, (_, tokenizer) in zip(ensemble, others, strict=True):
+            if tokenizer.processor.serialized_model_proto() != pieces:
+                raise ValueError(
+                    f"{name} has another vocabulary than {name_or_folder}: an ensemble "
+                    "needs one (train its models on the same prepared data)."
+                )
+        models = [model for model, _ in others]
+        return cls(*loaded, by_sentence, None, engine, compute_type, models)
 
     @property
     def settings(self) -> dict:
@@ -297,8 +323,9 @@ class Translator:
             alpha: The length penalty's exponent.
             max_extra: How many tokens an output may have beyond those of its source.
             **settings: As for :func:`~transformer_lib.decoding.decode_rows`, such as
-                no_repeat_ngram_size; and for :func:`translate_lines`, first_line and
-                tell (a UserWarning if None).
+                no_repeat_ngram_size and min_length (of each sentence, in tokens); and
+                for :func:`translate_lines`, prefix, first_line and tell (a UserWarning
+                if None).
 
         Returns:
             A translation for each line; for a text the same, its line breaks kept.
@@ -365,28 +392,46 @@ class Translator:
         Yields:
             One translation for each line.
         """
+        yield from self._streamed(self, lines, max_lines, pause, **settings)
+
+    def stream_n_best(
+        self,
+        lines: str | Iterable[str],
+        n: int,
+        max_lines: int = 256,
+        pause: float = 0.2,
+        **settings,
+    ) -> Iterator[list[Candidate]]:
+        """As stream, several translations of each line, as n_best gives them."""
+        use = partial(self.n_best, n=n)
+        yield from self._streamed(use, lines, max_lines, pause, **settings)
+
+    def _streamed(self, use, lines, max_lines, pause, first_line=1, **settings):
+        """What use makes of the lines, group by group."""
         require_whole(1, max_lines=max_lines)
         require_real(0, math.inf, pause=pause)
-        first = settings.pop("first_line", 1)
-        lines = _each_line(lines, first)
+        lines = _each_line(lines, first_line)
         for group in _groups_of_lines(lines, max_lines, pause):
-            yield from self(group, first_line=first, **settings)
-            first += len(group)
+            yield from use(group, first_line=first_line, **settings)
+            first_line += len(group)
 
     def _found(
-        self, sentences, n: int, first_line: int = 1, tell=None, **settings
+        self, sentences, n: int, first_line: int = 1, tell=None, prefix="", **settings
     ) -> list[list[Candidate]]:
         """The candidates of each line; those of a text are one line's."""
         decode = self.engine or partial(decode_rows, self.model)
+        if self.ensemble:
+            settings["ensemble"] = self.ensemble
         found = translate_lines(
             sentences,
             self.tokenizer,
-            lambda rows: decode(rows, n_best=n, **settings),
+            lambda rows, **first: decode(rows, n_best=n, **first, **settings),
             self.max_length,
             self.by_sentence,
             first_line,
             tell or (lambda note: warnings.warn(note, stacklevel=5)),
             settings.get("max_extra", 50),
+            prefix,
         )
         return [_join_lines(found)] if isinstance(sentences, str) else found
 
@@ -612,6 +657,31 @@ def _join_parts(
 def trained_length(about: dict) -> int:
     """Tokens of the longest sentence of a model's training; 128 if no record says."""
     return int((about.get("recipe", {}) | about).get("max_length", 128))
+
+
+def _first_ids(
+    cuts: Sequence[_Cut], prefix: str | Sequence[str], tokenizer: Tokenizer
+) -> dict:
+    """The ids that each row's output begins with; only the first row of a line has any.
+
+    Raises:
+        ValueError: If there is not one prefix for each line.
+    """
+    if not prefix:
+        return {}
+    texts = [prefix] * len(cuts) if isinstance(prefix, str) else [*prefix]
+    if len(texts) != len(cuts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            f"prefix has {len(texts)} entries for {len(cuts)} lines: give a text, or "
+            "one for each line."
+        )
+    ids = tokenizer.encode_all([one_line(fold_text(text)) for text in texts])
+    rows = [
+        first if i == 0 else []
+        for cut, first in zip(cuts, ids, strict=True)
+        for i, _ in enumerate(cut.rows)
+    ]
+    return {"prefixes": rows}
 
 
 def _each_line(sentences: str | Iterable[str], first_line: int = 1) -> Iterator[str]:

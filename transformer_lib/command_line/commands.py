@@ -117,18 +117,18 @@ def _prepare(
 
     Args:
         out: Where the tokenized text goes.
-        vocab_size: Pieces of the shared vocabulary.
-        model_type: How the pieces are learned.
-        max_length: Longest side of a pair, in pieces.
+        vocab_size: Tokens of the shared vocabulary.
+        model_type: How the tokens are learned.
+        max_length: Longest side of a pair, in tokens.
         share: Part of the text to validate on without --valid (0.01).
         normalize: Done to all text (nfc; known corpora: nmt_nfkc).
-        start_from: Take the pieces of this model, to train on from it.
+        start_from: Take the tokens of this model, to train on from it.
         threads: Threads that tokenize (all cores).
         seed: Of the split, and of what is drawn.
     """
     spec = text.spec("train", {"train": train, "valid": valid}, share)
-    pieces = runs.load_pretrained(start_from, "cpu")[1] if start_from else None
-    how = vocab_size, model_type, max_length, pieces, threads, seed
+    tokens = runs.load_pretrained(start_from, "cpu")[1] if start_from else None
+    how = vocab_size, model_type, max_length, tokens, threads, seed
     show = sys.stderr.isatty()
     done = library.prepare(spec, out, *how, show=show, normalize=normalize)
     print(batches.prepared_text(done, out))
@@ -171,26 +171,48 @@ def _translate(
     device: Device = None,
     engine: Engine = None,
     compute_type: Computing = None,
+    prefix: str = "",
+    min_length: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    n_best: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    ensemble: list[Name] | None = None,
     output: Path | None = None,
 ) -> None:
     """Translate lines of files or of standard input.
 
     Args:
         files: Text, one sentence per line (default: standard input).
+        prefix: What each translation begins with (with torch).
+        min_length: Tokens that each sentence has at least (with torch).
+        n_best: Print so many translations of each line, best first: the number of the
+            line, the score and the text, with tabs between them.
+        ensemble: Further models of one vocabulary, to decide together (with torch).
         output: Where the lines go (default: standard output).
     """
     from tqdm import tqdm
 
+    decoding.require_search(beam_size, alpha, n_best or 1)
+    if prefix or min_length:
+        engine = engine or "torch"  # which decodes them in any case
     translator = library.Translator.from_pretrained(
-        model, device, engine=engine, compute_type=compute_type
+        model,
+        device,
+        engine=engine,
+        compute_type=compute_type,
+        ensemble=ensemble or (),
     )
+    how: dict = {"beam_size": beam_size, "alpha": alpha, "prefix": prefix}
+    how["min_length"] = min_length
     lines = corpora.read_lines(files)
     with (
         storage.whole_file(output, "w") if output else nullcontext(sys.stdout) as place
     ):
-        found = translator.stream(lines, beam_size=beam_size, alpha=alpha)
-        for line in tqdm(found, unit=" lines", disable=None if output else True):
-            print(line, file=place, flush=output is None)
+        found = translator.stream_n_best(lines, n_best or 1, **how)
+        shown = tqdm(found, unit=" lines", disable=None if output else True)
+        for number, candidates in enumerate(shown, start=1):
+            for one in candidates:
+                scored = f"{number}\t{one.score:.4f}\t{one.text}"
+                said = one.text if n_best is None else scored
+                print(said, file=place, flush=output is None)
 
 # %% ../../notebooks/under_the_hood/18_command_line.ipynb #acc61618
 def _parse(

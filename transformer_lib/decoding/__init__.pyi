@@ -7,6 +7,7 @@ from .strategies import continuations as continuations
 from .strategies import length_penalty as length_penalty
 from .strategies import Hypothesis as Hypothesis
 from .strategies import search as search
+from .strategies import Ensemble as Ensemble
 from .strategies import NEVER_GENERATED as NEVER_GENERATED
 from .strategies import output_limits as output_limits
 from .strategies import best_tokens as best_tokens
@@ -18,8 +19,10 @@ from .strategies import CachedSteps as CachedSteps
 from .strategies import Cache as Cache
 from .strategies import greedy_decode as greedy_decode
 from .strategies import NoRepeat as NoRepeat
+from .strategies import Constrained as Constrained
 from .strategies import require_search as require_search
 from .strategies import beam_search as beam_search
+from .strategies import require_ensemble as require_ensemble
 from .strategies import force_score as force_score
 from .strategies import decode_rows as decode_rows
 from .strategies import group_by_length as group_by_length
