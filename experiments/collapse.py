@@ -62,6 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(arguments)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     ready = Prepared.load(asked.data)
     lines = asked.valid.read_text("utf-8").splitlines()
     pairs = some_of([tuple(line.split("\t")) for line in lines], SENTENCES)

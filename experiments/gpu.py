@@ -100,12 +100,15 @@ def lives(name: str, work: Path) -> bool:
 
 
 def chapters_and_tests(given, work: Path, until: float) -> None:
-    """The tests of devices and the chapters, as many at once as there are cores."""
+    """The tests of devices and the chapters, as many at once as there are cores.
+
+    They get a fifth of the minutes.
+    """
     path = work / "results" / "gpu" / "chapters.json"
     found = json.loads(path.read_text("utf-8")) if path.exists() else {}
     ran = {name for name, about in found.items() if about["returncode"] == 0}
     todo = [name for name in (TESTS, *given.chapters) if name not in ran]
-    if not SHIPPED.exists():  # left behind: too large to travel with the rest
+    if not (SHIPPED.exists() and SHIPPED.stat().st_size):  # it was too large to travel
         todo = [name for name in todo if "_pretrained" not in text_of(name)]
     at_work: list[Part] = []
     while (todo or at_work) and time.monotonic() < until:
@@ -208,7 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
         queue = given.code / "experiments" / "queue_runs.py"
         command = [queue, *given.queue, "--here", "--device", given.device, "-j", "1"]
         begin("queue", command, given.code)
-    chapters_and_tests(given, work, until)
+    chapters_and_tests(given, work, began + 12 * given.minutes)
     say("tests and chapters")
     for part in parts:
         part.wake(False)
