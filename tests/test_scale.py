@@ -285,12 +285,7 @@ def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, tmp_path, 
     found["ablate_side_by_side"] = lambda base, out, **rest: ablate_side_by_side(
         base, out, 2, rows=rows, sentences=2, device="cpu", **rest
     )
-    run_cells(
-        "25_ablations",
-        found,
-        "def rows_of_an_hour",
-        "by_scale(lambda: None, rows_of_an_hour)",
-    )
+    run_cells("25_ablations", found, "by_scale(lambda: None, rows_of_an_hour)")
     said = capsys.readouterr().out
     assert all(re.search(rf"^{row} +1 ", said, re.M) for row in rows)
     # On another machine the rest of the rows has the precision of the first ones.
