@@ -41,15 +41,15 @@ def translate_lines(
         tell: Called with a warning if lines were copied, if some were cut, and if
             translations are empty or incomplete; it names the lines.
         max_extra: How many tokens an output may have beyond those of its source.
-        prefix: What each translation begins with, or one such text for each line. It is
-            given to decode as ids, `prefixes`, where it is not empty.
+        prefix: How each translation must begin, or one such text for each line. Unless
+            it is empty, decode gets it as ids, in `prefixes`.
 
     Returns:
         For each line its candidates, best first; for one that was copied, itself.
 
     Raises:
-        ValueError: If an entry is not a string, or there are other than as many
-            prefixes.
+        ValueError: If an entry is not a string, or the numbers of prefixes and lines
+            differ.
     """
     lines = list(_each_line(lines, first_line))
     read = [one_line(fold_text(line)) for line in lines]

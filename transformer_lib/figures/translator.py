@@ -36,12 +36,12 @@ def stages_of(translator: Translator, line: str) -> list[tuple[str, list[str]]]:
     wrote = [tokenizer.decode(best.ids) for best, *_ in found]
     back = [*map(put_back, wrote, read, signs)]
     return [
-        ("as it comes", [line]),
+        ("input line", [line]),
         ("one spelling", [whole]),
         ("in sentences", sentences),
         ("what the model reads", [*read]),
         ("what it writes", wrote),
-        ("the sign put back", back),
+        ("sign put back", back),
         ("joined", [" ".join(back)]),
     ]
 
