@@ -203,11 +203,11 @@ def show_score():
         for i, (name, value, low, high, color) in enumerate(rows):
             ax.plot([low, high], [i, i], color=COLORS[color], lw=3, alpha=0.5)
             ax.plot(value, i, "o", color=COLORS[color])
-            ax.text(high + 1, i, f"{value:.1f}", va="center")
+            ax.text(low - 1, i, f"{value:.1f}", va="center", ha="right")
             ax.text(0, i - 0.27, name, va="bottom")
         for place, score in zip((0, len(rows) - 1), OPUS.values(), strict=True):
             ax.plot(score, place, "D", mfc="none", color=COLORS["decoder"])
-            ax.text(score, place - 0.27, f"OPUS-MT {score}", ha="center", va="bottom")
+            ax.text(score + 1.5, place, f"OPUS-MT {score}", va="center")
         ax.set(xlim=(0, 66), ylim=(len(rows) - 0.6, -0.8), yticks=[], xlabel="BLEU")
         for side in ("left", "top", "right"):
             ax.spines[side].set_visible(False)
@@ -425,7 +425,7 @@ def show_choices():
             ax.text(least - 0.2, i - 0.2, f"{name}, {said[kind]}", va="bottom")
         ax.set(yticks=[], xlabel="BLEU, test set", ylim=(len(rows) - 0.6, -0.9))
         ax.set(xlim=(least - 0.3, max(value.values()) + 0.3))
-        ax.legend(loc="lower left" if narrow else "upper right")
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
         for side in ("left", "top", "right"):
             ax.spines[side].set_visible(False)
         return fig
@@ -437,7 +437,7 @@ def show_choices():
         for name, kind in rows
     )
     alt = f"BLEU on the test set, greedy and with a beam of 4. {told}."
-    height = 0.42 * len(rows) + 0.6
+    height = 0.42 * len(rows) + 0.9
     return show(draw, alt, wide=(6.8, height), narrow=(3.4, height))
 
 
