@@ -95,12 +95,14 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 
 
 DARK = "body { background: #14181e; color: #ced6dd; }"
+THEME = "theme=dark"  # as Colab says it
 
 
 def write_page(path, *views, style=""):
     body = "\n".join(html_of(view) for view in views)
     path.write_text(
-        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<!doctype html><html lang="en" {THEME * (style == DARK)}>'
+        '<meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>t</title>'
         f"<style>{style}</style><body>{body}</body></html>",
         encoding="utf-8",

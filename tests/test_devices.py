@@ -248,6 +248,10 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         model_of,
         lambda m: cpu(heads.token_log_probs(m, ids(), starts())),
     ),
+    "value_lengths": (
+        model_of,
+        lambda m: heads.value_lengths(m, [(ids(), starts())], "cross"),
+    ),
     "loss_and_choices": (
         model_of,
         lambda m: heads.loss_and_choices(m, [(ids(), starts())]),
@@ -473,6 +477,12 @@ TEXTS = {  # what takes a model, a tokenizer, and text
     ),
     "parse": lambda m, t, pairs: parsing.parse(["a dog ."], m, t, 2, max_extra=5),
     "look": lambda m, t, pairs: looking_inside.look(m, t, "The dog sleeps."),
+    "link_weights": lambda m, t, pairs: (
+        heads.link_weights(m, t, "Tom saw it.", "Tom", "saw").rows
+    ),
+    "compare_relations": lambda m, t, pairs: [
+        row.trained for row in heads.compare_relations(m, t, count=40)
+    ],
     "head_statistics": lambda m, t, pairs: looking_inside.head_statistics(
         m, t, pairs[:5]
     ),
@@ -533,6 +543,7 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "sentence_losses": "loss_and_choices, before it is summed",
     "largest_links row_statistics agreement_of_words": "tensors alone, of a result",
     "link_shares scored_elsewhere rank_correlation": "tensors alone, of a result",
+    "outputs_of added_by_keys": "parts of value_lengths",
     "validate_and_save": "a part of train",
 }
 
@@ -552,7 +563,7 @@ ELSEWHERE = {  # public classes that take tensors or models and need no case, an
     "OnnxModel OnnxSteps": "ONNX Runtime computes, on the CPU: in test_export",
     "EncoderGraph StepGraph": "parts of exports, which are made on the CPU",
     "Int8Linear": "for a CPU; to_int8, which makes it, refuses what is elsewhere",
-    "AttentionMaps": "a result, on the CPU",
+    "AttentionMaps Link": "a result, on the CPU",
     "Run State": "train and Run.load, below",
     "Recipe Tokenizer": "settings and ids, no tensors",
     "Cache": "a part of the searches above",
@@ -919,7 +930,7 @@ BY_HAND = {  # cells, by words in them, that bring tensors to a model themselves
         looking_inside,
         [
             "L, H = model.config",
-            "and one layer by hand",
+            "need_weights=True",
         ],
     ),
 }

@@ -22,6 +22,7 @@ from transformer_lib.looking_inside import (
     altered,
     effect_of_words,
     heads,
+    left_out,
     look,
     most_attended,
     watching,
@@ -31,8 +32,12 @@ from transformer_lib.looking_inside import weights as looking_inside
 from transformer_lib.looking_inside.heads import (
     CHANGES,
     agreement_of_words,
+    compare_relations,
     link_shares,
+    link_weights,
     loss_and_choices,
+    mean_gain,
+    particle_sentences,
     possessives,
     rank_correlation,
     relation_sentence,
@@ -40,6 +45,7 @@ from transformer_lib.looking_inside.heads import (
     sentence_losses,
     split_verbs,
     token_log_probs,
+    value_lengths,
     words_of,
 )
 from transformer_lib.looking_inside.weights import attention_modules
@@ -91,6 +97,37 @@ def test_shuffled_does_shuffle():
     other = CHANGES["shuffled"](weights, torch.ones_like(weights, dtype=torch.bool))
     moved = (other.argmax(-1) != weights.argmax(-1)).float().mean()
     assert 0.75 < moved < 0.92  # 5 in 6 are expected
+
+
+def test_one_key_is_left_out():
+    """The last allowed key, or the first; its weight is lost, or dealt out."""
+    allowed = torch.tensor([[True, True, True], [True, True, False]])
+    weights = torch.tensor([[0.2, 0.3, 0.5], [0.4, 0.6, 0.0]])
+    end = torch.tensor([[0.2, 0.3, 0.0], [0.4, 0.0, 0.0]])
+    assert torch.equal(left_out(-1)(weights, allowed), end)
+    dealt = torch.tensor([[0.4, 0.6, 0.0], [1.0, 0.0, 0.0]])
+    torch.testing.assert_close(left_out(-1, deal=True)(weights, allowed), dealt)
+    assert left_out(0)(weights, allowed)[:, 0].tolist() == [0, 0]
+    alone = torch.ones(1, 1)
+    assert left_out(0, deal=True)(alone, alone.bool()).item() == 0  # nothing is left
+
+
+def test_value_lengths_by_loops(small):
+    """Of one sentence, key by key: the head's values through its part of W^O."""
+    src_ids, tgt_ids = torch.tensor([[5, 6, 8, EOS]]), torch.tensor([[BOS, 7, 9]])
+    got = value_lengths(small, [(src_ids, tgt_ids)], "cross")
+    layers, num_heads = small.config.num_layers, small.config.num_heads
+    assert got.shape == (2, layers, num_heads)
+    with torch.no_grad():
+        memory = small.encode(src_ids)[0]  # (S, D)
+    part = attention_modules(small, "cross")[1]
+    for h in range(num_heads):
+        of_head = slice(8 * h, 8 * h + 8)
+        v = memory @ part.w_v.weight[of_head].T  # (S, V)
+        sizes = (v @ part.w_o.weight[:, of_head].T).norm(dim=-1)  # (S,)
+        assert float(got[0, 1, h]) == pytest.approx(float(sizes[-1].detach()), rel=1e-4)
+        mean = float(sizes[:-1].mean().detach())
+        assert float(got[1, 1, h]) == pytest.approx(mean, rel=1e-4)
 
 
 def test_weigh_heads_and_losses(trained):
@@ -276,9 +313,11 @@ def test_a_head_is_scored_where_it_was_not_chosen():
 
 def _gain_and_error(looked, cases, groups):
     """Mean gain over the groups, and its standard error, by NumPy."""
-    scored = scored_elsewhere(link_shares(looked, cases, groups)).values()
-    gains = np.array([link - control for _, link, control in scored])
-    return gains.mean(), gains.std(ddof=1) / len(gains) ** 0.5
+    scored = scored_elsewhere(link_shares(looked, cases, groups))
+    gains = np.array([link - control for _, link, control in scored.values()])
+    wanted = gains.mean(), gains.std(ddof=1) / len(gains) ** 0.5
+    assert mean_gain(scored) == pytest.approx(wanted, abs=1e-5)
+    return wanted
 
 
 def test_heads_that_know_nothing_rarely_pass():
@@ -297,6 +336,36 @@ def test_heads_that_know_nothing_rarely_pass():
         gain, error = _gain_and_error(looked, cases, [str(i) for i in range(80)])
         naive += gain > 2 * error
     assert passed < 0.1 * 200 < 0.5 * 200 < naive
+
+
+def test_a_link_in_all_heads(trained):
+    link = link_weights(*trained, "Tom saw Mary.", "Mary", "Tom")
+    pair = look(*trained, "Tom saw Mary.", "").by_words()
+    assert link.words == pair.source and (link.at, link.to) == (2, 0)
+    every = torch.stack(pair.weights["encoder"])[:, 0, :, 2].flatten(0, 1)
+    assert torch.equal(link.rows, every) and link.row[0] == every[:, 0].max()
+
+
+def test_verbs_and_particles_are_put_together():
+    made = particle_sentences(300)
+    assert len(set(made)) == 300 and made == particle_sentences(300)
+    assert made != particle_sentences(300, seed=1)
+    assert all(
+        text.endswith(("off.", "down.", "away.", "back.", "up.")) for text in made
+    )
+
+
+def test_a_fixed_distance_is_a_rival(trained):
+    """In the grammar the noun always follows its adjective: nothing to win there."""
+    table = {row.name: row for row in compare_relations(*trained, count=80)}
+    row = table["adjective → noun"]
+    assert (row.distance, row.fixed) == (1, 1.0) and not row.passes
+    row = table["article → noun"]
+    assert row.passes and row.untrained < row.fixed < row.trained
+    assert row.gain == pytest.approx(row.trained - row.fixed, abs=1e-5)
+    state = torch.random.get_rng_state()
+    compare_relations(*trained, count=40)
+    assert torch.equal(state, torch.random.get_rng_state())
 
 
 def test_figure_5_two_heads_have_two_structures(trained):

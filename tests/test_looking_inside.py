@@ -379,7 +379,7 @@ def test_right_answers_pass(check, right):
         (check_entropy, lambda w: -torch.special.entr(w).sum(-1), "sign"),
         (check_entropy, lambda w: torch.special.entr(w).sum(-1) / 0.693147, "bits"),
         (check_entropy, lambda w: torch.special.entr(w).sum(), "sum over the keys"),
-        (check_between_words, pieces_to_words("sum", "sum"), "who ask|that ask too"),
+        (check_between_words, pieces_to_words("sum", "sum"), "the mean of its rows"),
         (check_between_words, pieces_to_words("mean", "mean"), "a word gets their sum"),
         (check_between_words, lambda w, r, c: w, "shape (2, 3)"),
         (check_error_rate, lambda a, s, p: rate(a, s, p | s), "the agreement"),

@@ -43,9 +43,9 @@ def check_entropy(row_entropy):
     )
 
 
-@exercise_check("Mean over the pieces that ask, sum over those that are asked.")
+@exercise_check("The mean of the rows of a word, the sum of its columns.")
 def check_between_words(between_words):
-    """Whether attention between pieces is merged into attention between words."""
+    """Whether attention between tokens is merged into attention between words."""
     weights = torch.tensor(
         [[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.0, 0.5, 0.25, 0.25]]
     )
@@ -53,19 +53,19 @@ def check_between_words(between_words):
     got = between_words(weights, rows, columns)
     expect(
         torch.is_tensor(got) and got.shape == (2, 3),
-        "3 pieces of 2 words ask 4 pieces of 3 words: give a tensor of shape (2, 3).",
+        "3 tokens of 2 words attend to 4 tokens of 3 words: give shape (2, 3).",
     )
     wanted = torch.tensor([[0.25, 0.5, 0.25], [0.0, 0.75, 0.25]])
     summed = wanted * torch.tensor([[2.0], [1.0]])
     averaged = wanted / torch.tensor([1.0, 2.0, 1.0])
     expect(
         not torch.allclose(got, summed),
-        "You summed over the pieces that ask too, so a word of two pieces has a row "
-        "that sums to 2: take the mean there.",
+        "You summed the rows too, so a word of two tokens has a row that sums to 2: "
+        "take the mean of its rows.",
     )
     expect(
         not torch.allclose(got, averaged),
-        "You took the mean over the pieces that are asked: a word gets their sum.",
+        "You took the mean of the columns: a word gets their sum.",
     )
     expect(torch.allclose(got, wanted), f"It is {wanted.tolist()}, not {got.tolist()}.")
 
