@@ -113,6 +113,7 @@ def test_the_head_names_both_scales_and_the_code_reads_them(path):
     assert takes, "the box at the head says how long full takes"
     known = re.search(
         r"\((?:[^()]*\b)?(?:measured|estimate[sd]?)\b[^()]*\)|"  # where from
+        r"\b[Ww]e estimated?\b|"
         r"\b(?:for|into|in) \d+ minutes\b|`TRANSFORMER_LIB_MINUTES`",  # a limit
         full[0],
     )
