@@ -407,7 +407,8 @@ def show_table_4(ours: float) -> Drawn:
             mark = "D" if name.startswith("ours") else "o"
             ax.plot(f1, y, mark, color=color, fillstyle="full" if own else "none")
             weight = "bold" if own else "normal"
-            ax.text(left + 1.5, y, name, va="center", fontweight=weight)
+            box = {"facecolor": COLORS["ground"], "edgecolor": "none", "pad": 1}
+            ax.text(left + 1.5, y, name, va="center", fontweight=weight, bbox=box)
             ax.text(f1 + gap, y, f"{f1:.1f}", va="center", fontweight=weight)
         ax.set(
             xlim=(left, 101 if narrow else 98), ylim=(len(rows) - 0.4, -0.6), yticks=[]
