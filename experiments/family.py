@@ -135,7 +135,7 @@ def main() -> None:
     jobs = {
         f"positions {kind}, seed {seed}": (by_place, kind, seed)
         for seed in range(3)
-        for kind in ("sinusoidal", "learned", "rotary")
+        for kind in ("sinusoidal", "learned", "rotary", "relative", "alibi")
     }
     jobs |= {f"rotary base, seed {seed}": (by_base, seed) for seed in range(3)}
     jobs |= {f"ViT, seed {seed}": (digits, seed) for seed in range(5)}

@@ -273,6 +273,11 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         lambda m: cpu(family.StackSteps(m).read(ids())),
     ),
     "experts": (lambda: family_model(num_experts=3), lambda m: cpu(m.read(ids()))),
+    "relative biases": (
+        lambda: family_model(causal=True, positions="relative"),
+        lambda m: cpu(family.StackSteps(m).read(ids())),
+    ),
+    "alibi": (lambda: family_model(positions="alibi"), lambda m: cpu(m.read(ids()))),
     "ImageClassifier": (
         lambda: image_model(),
         lambda m: cpu(m(torch.linspace(0, 1, 128).view(2, 1, 8, 8))),
@@ -540,6 +545,7 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "require_ids": "refuses, and moves nothing",
     "attention_modules blocks_of": "parts of a model, and what builds them",
     "cut_patches": "a part of ImageClassifier",
+    "guess_by_counting before_holes": "tensors alone, of tables and ids",
     "sentence_losses": "loss_and_choices, before it is summed",
     "largest_links row_statistics agreement_of_words": "tensors alone, of a result",
     "link_shares scored_elsewhere rank_correlation": "tensors alone, of a result",
@@ -555,6 +561,7 @@ PARTS = {  # public layers that stay where their model is: a case that goes thro
     "LearnedPositions": "learned positions",
     "GroupedAttention": "next_token_loss",
     "MixtureOfExperts": "experts",
+    "ScoreBias": "relative biases",
 }
 ELSEWHERE = {  # public classes that take tensors or models and need no case, and why
     "BatchLoss": "update and validation_loss bring it batches of the model's device",

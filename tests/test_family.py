@@ -41,10 +41,19 @@ from transformer_lib.family import (
     rotate,
     sample,
 )
-from transformer_lib.family.models import NETWORKS, blocks_of, cut_patches
+from transformer_lib.family.models import (
+    NETWORKS,
+    ScoreBias,
+    alibi,
+    blocks_of,
+    cut_patches,
+    relative_buckets,
+)
 from transformer_lib.family.pretraining import (
+    before_holes,
     count_pairs,
     fit_steps,
+    guess_by_counting,
     next_token_loss,
     random_spans,
     row_batches,
@@ -431,13 +440,17 @@ def test_encoder_only_sees_everything():
     assert moved(model_of("BERT"), ids_of(), 3) == [True] * 7
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+KINDS_OF_POSITIONS = ["sinusoidal", "learned", "rotary", "relative", "alibi"]
+
+
+@pytest.mark.parametrize("positions", KINDS_OF_POSITIONS)
 def test_order_counts_and_padding_does_not(positions):
     model, ids = model_of("BERT", positions=positions).eval(), ids_of(1, 5)
     alone = model(ids)
     padded = model(torch.cat([ids, torch.full((1, 3), PAD)], dim=1))[:, :5]
     torch.testing.assert_close(alone, padded, atol=1e-5, rtol=1e-5)
-    turned = model(ids.flip(1)).flip(1)
+    order = torch.tensor([1, 0, 2, 4, 3])  # ALiBi does not tell a text from its mirror
+    turned = model(ids[:, order])[:, order]
     assert (alone - turned).abs().max() > 1e-3  # without positions they would be equal
 
 
@@ -553,7 +566,11 @@ def test_gates_and_activations_by_formula():
 @pytest.mark.parametrize(
     "changes, telling",
     [
-        ({"positions": "relative"}, "'sinusoidal', 'learned', 'rotary'"),
+        ({"positions": "absolute"}, "'sinusoidal', 'learned', 'rotary'"),
+        (
+            {"positions": "alibi", "cross_attention": True},
+            "positions='alibi' and cross",
+        ),
         ({"activation": "tanh"}, "must be one of 'relu'"),
         ({"norm": "batch"}, "'layer', 'rms'"),
         ({"num_kv_heads": 3}, "num_kv_heads=3 does not divide num_heads=4"),
@@ -681,6 +698,81 @@ def llama_of(ours, base=10_000.0):
 def by_halves(x):
     """Neighboring pairs of the last axis as Llama has them: (i, i + K / 2)."""
     return torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
+
+
+# --- biases by distance ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8, 16])
+def test_alibi_is_blooms(heads):
+    """Up to a constant in each row, which a softmax does not see."""
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    theirs = build_alibi_tensor(torch.ones(1, 9), heads, torch.float32)  # (H, 1, 9)
+    gap = theirs - alibi(heads, 9, 9)
+    past = torch.ones(9, 9).tril().bool()
+    for row in range(9):
+        of_row = gap[:, row, past[row]]
+        torch.testing.assert_close(of_row, of_row[:, :1].expand_as(of_row))
+    torch.testing.assert_close(alibi(heads, 2, 9), alibi(heads, 9, 9)[:, -2:])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("buckets, farthest", [(32, 128), (8, 20)])
+def test_ranges_of_distances_are_t5s(causal, buckets, farthest):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    place = torch.arange(300)
+    theirs = T5Attention._relative_position_bucket(
+        place - place[:, None], not causal, buckets, farthest
+    )
+    ours = relative_buckets(300, 300, causal, buckets, farthest)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(relative_buckets(3, 300, causal, buckets, farthest), ours[-3:])
+
+
+@pytest.mark.parametrize("kind", ["alibi", "relative"])
+def test_biases_are_added_to_the_scores(kind):
+    torch.manual_seed(0)
+    attend = ScoreBias(kind, 4, causal=False)
+    q, k, v = torch.randn(3, 2, 4, 6, 5)
+    mask = torch.rand(2, 1, 6, 6) < 0.6
+    mask[..., 0] = True
+    mask[0, :, 2] = False  # sees nothing
+    added = attend.bias(6, 6).masked_fill(~mask, -torch.inf)
+    found, weights = attend(q, k, v, mask)
+    wanted = F.scaled_dot_product_attention(q, k, v, added)
+    rows = mask.any(-1)[:, 0]  # (B, T)
+    for ours, theirs in ((found, wanted), (weights @ v, found)):
+        ours, theirs = ours.transpose(1, 2), theirs.transpose(1, 2)
+        torch.testing.assert_close(ours[rows], theirs[rows])
+    assert found[0, :, 2].abs().max() == 0
+    model = model_of("GPT", positions=kind)
+    layer, x = model.encoder.layers[1].self_attention, torch.randn(2, 5, 16)
+    one, other = (layer(x, x, x, need_weights=need) for need in (False, True))
+    torch.testing.assert_close(one, other)  # no weights of another formula
+    table = layer.attention.table
+    if table is not None:  # one for all layers, and trained
+        assert table is model.encoder.layers[0].self_attention.attention.table
+        model(ids_of()).sum().backward()
+        assert table.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_POSITIONS)
+def test_left_padding_changes_nothing_where_distances_count(kind):
+    model, ids = model_of("GPT", positions=kind).eval(), ids_of(2, 5)
+    padded = torch.cat([torch.full((2, 3), PAD), ids], dim=1)
+    gap = (model(ids) - model(padded)[:, 3:]).abs().max().item()
+    assert (gap < 1e-4) == (kind in ("rotary", "relative", "alibi"))
+
+
+@pytest.mark.parametrize("kind", ["relative", "alibi"])
+def test_biases_with_a_cache(kind):
+    model, ids = model_of("GPT", positions=kind, num_kv_heads=2).eval(), ids_of(3, 9)
+    steps = StackSteps(model)
+    with torch.inference_mode():
+        found = torch.cat([steps.read(part) for part in ids.split([4, 1, 4], 1)], dim=1)
+        torch.testing.assert_close(found, model(ids), atol=1e-4, rtol=1e-4)
 
 
 # --- mixtures of experts --------------------------------------------------------------
@@ -888,6 +980,24 @@ def test_counting_pairs_by_hand():
     # after 4 come 5, 3 and 4 once each: three kinds share half of what follows
     assert two[4, 5].item() == pytest.approx((1 + 3 * one[5].item()) / 6)
     torch.testing.assert_close(two[6], one)  # never seen before anything
+
+
+def test_guesses_by_counting_are_probabilities():
+    one, two = count_pairs([[2, 4, 5, 3], [2, 4, 4, 3]], 7)
+    left, right = torch.tensor([4, 2]), torch.tensor([3, 5])
+    guesses = guess_by_counting(one, two, left, right)
+    for p in guesses.values():
+        assert p.shape == (2, 7)
+        torch.testing.assert_close(p.sum(-1), torch.ones(2))
+    wanted = two[4] * two[:, 3]
+    torch.testing.assert_close(guesses["both neighbors"][0], wanted / wanted.sum())
+
+
+def test_the_token_before_each_of_a_hole():
+    """The text 5 6 7 8 9 with holes 6 7 and 9; sentinels from 20 on."""
+    source = torch.tensor([[5, 20, 8, 21, EOS]])
+    target = torch.tensor([[BOS, 20, 6, 7, 21, 9, 22, EOS]])
+    assert before_holes(source, target, 20).tolist() == [5, 6, 8]
 
 
 def test_batches_hold_each_row_once_a_round():
