@@ -127,13 +127,18 @@ def plans(pairs, max_tokens: int) -> dict:
     return {"by length": ours, f"{size} random pairs": usual}
 
 
-def measure(runs: dict, pairs, rounds: int, updates: int, wait) -> dict:
-    """Tokens and seconds of each implementation in each round, interleaved."""
+def measure(runs: dict, pairs, rounds: int, updates: int, device: str) -> dict:
+    """Tokens and seconds of each implementation in each round, interleaved.
+
+    On a GPU the rounds have the same batches: memory of each new shape is slow to get.
+    """
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    fresh, warm_up = (True, 1) if device == "cpu" else (False, 2)
     figures = {name: [] for name in runs}
-    for turn in range(-1, rounds):  # the first one warms up
+    for turn in range(-warm_up, rounds):
         for name, (step, plan) in runs.items():
             wait()
-            first = (turn + 1) * updates
+            first = max(0, turn + 1) * updates if fresh else 0
             made = [make_batch(pairs, i) for i in plan[first : first + updates]]
             start = time.perf_counter()
             for batch in made:
@@ -191,8 +196,8 @@ def compare(size: str, ready: Prepared, asked):
         for model, _ in makers.values()
     ]
     print(f"  {sizes[0]:,} parameters, Hugging Face {sizes[1]:,}")
-    wait = torch.cuda.synchronize if asked.device == "cuda" else lambda: None
-    figures = measure(runs, ready.train, asked.rounds, asked.updates, wait)
+    of = asked.rounds, asked.updates, asked.device
+    figures = measure(runs, ready.train, *of)
     return report(figures, peer=list(runs)[-1]) | {"parameters": sizes}
 
 
