@@ -675,7 +675,7 @@ def show_importance(record: dict) -> Drawn:
             x = [sharp for layer in record["largest"][kind] for sharp in layer]
             left.plot(x, y, mark, color=COLORS[color], label=kind, alpha=0.75)
         left.set(
-            xlabel="sharpness: mean largest weight of a row",
+            xlabel="mean largest weight of a row",
             ylabel="rise of the loss (nats)",
             title="one head zeroed",
         )
@@ -746,7 +746,7 @@ def show_sinks(shares: dict[str, Tensor], lengths: dict[str, Tensor]) -> Drawn:
             xlim=(0, 1),
             ylim=0,
             xlabel="share of the weight that the symbol gets",
-            title="length of what it adds, over that of other keys",
+            title="length at the symbol over length elsewhere",
         )
         ax.legend()
         return fig
