@@ -1,6 +1,6 @@
 """family.py: texts longer than in training, and ViT with several seeds (28, 29).
 
-Trains language models with three kinds of positions on pieces of 32 tokens, judged
+Trains language models with five kinds of positions on pieces of 32 tokens, judged
 place by place on pieces of 128, each with three seeds; those with rotary positions also
 with a larger base, as they are and after 40 updates on pieces of 128; and ViT beside a
 linear model, each with five seeds and five divisions of the images. Writes

@@ -95,7 +95,7 @@ def show_scores() -> Drawn:
         "positions. With sinusoidal positions the pattern changes along the diagonals. "
         "With rotary positions, relative biases and ALiBi each diagonal has one color; "
         "with ALiBi the scores fall with the distance from the main diagonal.",
-        wide=(8.8, 2.5),
+        wide=(8.8, 2.3),
         narrow=(3.6, 4.0),
     )
 
@@ -186,7 +186,7 @@ def show_patches(images: Tensor, classes: Tensor, size: int) -> Drawn:
         draw,
         f"Handwritten digits, {len(images)} of them, in gray pixels, each cut by lines "
         f"into patches of {size} by {size} pixels, with its class as title.",
-        wide=(6.8, 2.0),
+        wide=(6.8, 1.8),
         narrow=(3.4, 3.6),
     )
 
