@@ -708,7 +708,7 @@ def show_importance(record: dict) -> Drawn:
         "loss when the head is zeroed. Right, bars for each layer: the rise with all "
         f"heads zeroed, and the sum of their single rises in parentheses: {each}."
     )
-    return show(draw, alt, wide=(7.6, 3.1), narrow=(3.4, 6.4))
+    return show(draw, alt, wide=(7.6, 2.9), narrow=(3.4, 6.4))
 
 
 def show_sinks(shares: dict[str, Tensor], lengths: dict[str, Tensor]) -> Drawn:
@@ -757,7 +757,7 @@ def show_sinks(shares: dict[str, Tensor], lengths: dict[str, Tensor]) -> Drawn:
         for kind in _KINDS
     )
     return show(
-        draw, f"Marks for all heads. {each}.", wide=(6.8, 2.6), narrow=(3.4, 3.6)
+        draw, f"Marks for all heads. {each}.", wide=(6.8, 2.4), narrow=(3.4, 3.6)
     )
 
 
