@@ -792,6 +792,8 @@ COMPARED = {  # compared or counted, with inputs on the CPU
     "papers = Transformer(TransformerConfig(50, **sizes))",
     "logits = Transformer(config)(src_ids, tgt_ids)  # (B, T, V)",
     "large = ImageClassifier(config, 224, 16, channels=3)",
+    "model = build_model(FamilyConfig(20, **small, **MEMBERS[member])).eval()",
+    "model = build_model(FamilyConfig(50, **tiny, **changes)).eval()",
     # Two models and three sentences, before anything else.
     "fresh = Transformer(config).eval().requires_grad_(False)",
     "trained = Transformer(config).eval().requires_grad_(False)",
