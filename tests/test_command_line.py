@@ -167,10 +167,19 @@ def test_translate_prints_candidates_beginnings_and_least_lengths(at, capsys):
     assert main([*asked, "20"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("Die Katze") and "engine" not in said.err
-    assert len(translator.tokenizer.encode(said.out)) >= 19
+    how = {"prefix": "Die Katze", "min_length": 20}
+    assert said.out == translator("The dog sleeps.", **how) + "\n"
     assert main(["translate", "run", "three.en", "--ensemble", "run", "run"]) == 0
     alone = translator("The dog sleeps.")
     assert capsys.readouterr().out == alone + "\n"
+    (at / "three.en").write_text("The <b>dog</b> sleeps.\n\n")
+    asked = ["translate", "run", "three.en", "--alignment", "--keep-markup"]
+    assert main([*asked, "--engine", "torch"]) == 0
+    text, pairs = capsys.readouterr().out.splitlines()[0].split("\t")
+    assert text.count("<b>") == text.count("</b>") == 1
+    assert [pair.split("-")[1] for pair in pairs.split()] == [
+        str(j) for j in range(len(text.split()))
+    ]
     for words, telling in (
         (["--n-best", "5"], "n_best=5: must be from 1 to beam_size, here 4."),
         (["--n-best", "0"], 'Invalid value "0" for --n-best.'),

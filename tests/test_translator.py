@@ -20,7 +20,7 @@ from transformer_lib.decoding import (
 )
 from transformer_lib.evaluation import evaluate, sacre_bleu
 from transformer_lib.fine_tuning import add_pieces
-from transformer_lib.tokenizer import EOS, Tokenizer
+from transformer_lib.tokenizer import BOS, EOS, Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 from transformer_lib.translator import (
     Translator,
@@ -33,6 +33,7 @@ from transformer_lib.translator import (
     translate,
     translate_lines,
     unknown_characters,
+    word_links,
 )
 
 LINES = [
@@ -726,3 +727,80 @@ def test_an_ensemble_decodes_together(shipped):
         Translator(*parts, engine="ctranslate2", ensemble=[other])
     with pytest.raises(ValueError, match="craft-pre-norm has another vocabulary than"):
         Translator.from_pretrained("tatoeba-en-de", ensemble=["craft-pre-norm"])
+
+
+# --- tags, links, placeholders; which word comes from which --------------------------
+
+
+@pytest.fixture(scope="module")
+def keeping(shipped):
+    return Translator(shipped.model, shipped.tokenizer, keep_markup=True)
+
+
+KEPT = {
+    'The train to <a href="/berlin">Berlin</a> is late.': [
+        '<a href="/berlin">Berlin</a>'
+    ],
+    "Tom <b>never</b> reads books.": ["<b>nie</b>"],
+    "I have <b>two <i>red cars</i></b>.": ["<b>zwei <i>rote Autos</i></b>."],
+    "<p>Where is the station?</p>": ["<p>Wo ist der Bahnhof?</p>"],
+    "He left.</b> <b>She stayed.": ["</b>", "<b>"],
+    "I am tired.<br/>It is cold.": ["<br/>"],
+    "Read https://example.org/p?id=7 before you come.": ["https://example.org/p?id=7"],
+    "My address is tom.x+y@mail.example.org.": ["tom.x+y@mail.example.org."],
+    "The file %s has {count} lines and %(n)d words.": ["%s", "{count}"],
+    "See https://a.org/x. Thank you.": ["https://a.org/x. Danke"],
+}
+
+
+def test_markup_is_kept_at_its_place(keeping):
+    for text, out in zip(KEPT, keeping(list(KEPT)), strict=True):
+        for kept in KEPT[text]:
+            assert out.count(kept) == 1, out
+        assert not any(c >= "\U000f0000" for c in out)
+    both = "\n".join(KEPT)
+    assert keeping(both).split("\n") == keeping(list(KEPT))  # a text and lines
+    every = [one.text for one in keeping.n_best("Tom <b>never</b> reads books.", 4)]
+    assert all(one.count("<b>") == one.count("</b>") == 1 for one in every)
+
+
+def test_only_markup_changes_what_is_written(shipped, keeping):
+    plain = [*LINES, "3 < 4 and 5 > 4.", "50% of it.", "a {b c", "1 @ 2", "\ue000 yes."]
+    assert keeping(plain) == shipped(plain)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(alphabet="<>/ab {}%s@.:w\ue000\U000f0000\U00100000 \n", max_size=30))
+def test_any_markup_loses_no_line(keeping, text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = keeping(text.split("\n"), beam_size=1, max_extra=2)
+    assert len(out) == len(text.split("\n"))
+
+
+def test_words_are_aligned(shipped):
+    source, target = "Tom never reads books.", "Tom liest nie Bücher."
+    assert shipped.align(source, target) == [(0, 0), (2, 1), (1, 2), (3, 3)]
+    assert shipped.align("", "Ja.") == shipped.align("Yes.", "") == []
+    assert shipped.align("word " * 400, "Wort.") == []
+
+
+def test_links_are_marians_cross_attention(shipped):
+    """The mean over the heads of the last layer, as transformers gives it."""
+    pytest.importorskip("transformers")
+    from transformer_lib.export import to_marian
+
+    row = shipped.tokenizer.encode("The old man sold his house.")
+    ids = shipped.tokenizer.encode("Tom liest ein Buch.")
+    twin = to_marian(shipped.model)
+    twin.set_attn_implementation("eager")
+    with torch.no_grad():
+        said = twin(
+            input_ids=torch.tensor([[*row, EOS]]),
+            decoder_input_ids=torch.tensor([[BOS, *ids]]),
+            output_attentions=True,
+        )
+    wanted = said.cross_attentions[-1][0].mean(dim=0)[:-1, :-1]  # (T, S)
+    got = word_links(shipped.model, shipped.tokenizer, row, ids)[2]
+    assert (len(row), len(ids)) == (7, 5)  # a token for each word and the stop
+    torch.testing.assert_close(got, wanted[:-1, :-1], atol=1e-5, rtol=1e-4)

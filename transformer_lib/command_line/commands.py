@@ -10,7 +10,8 @@ __all__ = []
 # %% ../../notebooks/under_the_hood/18_command_line.ipynb #18c00007
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -175,6 +176,8 @@ def _translate(
     min_length: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
     n_best: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     ensemble: list[Name] | None = None,
+    alignment: bool = False,
+    keep_markup: bool = False,
     output: Path | None = None,
 ) -> None:
     """Translate lines of files or of standard input.
@@ -186,6 +189,9 @@ def _translate(
         n_best: Print so many translations of each line, best first: the number of the
             line, the score and the text, with tabs between them.
         ensemble: Further models of one vocabulary, to decide together (with torch).
+        alignment: Print which words belong together, after a tab: 0-1 is the first of
+            the line and the second of the translation.
+        keep_markup: Keep tags, URLs, mail addresses and placeholders.
         output: Where the lines go (default: standard output).
     """
     from tqdm import tqdm
@@ -199,20 +205,32 @@ def _translate(
         engine=engine,
         compute_type=compute_type,
         ensemble=ensemble or (),
+        keep_markup=keep_markup,
     )
     how: dict = {"beam_size": beam_size, "alpha": alpha, "prefix": prefix}
     how["min_length"] = min_length
     lines = corpora.read_lines(files)
+    read: deque[str] = deque()  # ahead of what is printed
+
+    def noted() -> Iterator[str]:
+        for line in lines:
+            read.append(line)
+            yield line
+
     with (
         storage.whole_file(output, "w") if output else nullcontext(sys.stdout) as place
     ):
-        found = translator.stream_n_best(lines, n_best or 1, **how)
+        found = translator.stream_n_best(noted(), n_best or 1, **how)
         shown = tqdm(found, unit=" lines", disable=None if output else True)
         for number, candidates in enumerate(shown, start=1):
+            line = read.popleft()
             for one in candidates:
-                scored = f"{number}\t{one.score:.4f}\t{one.text}"
-                said = one.text if n_best is None else scored
-                print(said, file=place, flush=output is None)
+                said = [] if n_best is None else [str(number), f"{one.score:.4f}"]
+                said.append(one.text)
+                if alignment:
+                    pairs = translator.align(line, one.text)
+                    said.append(" ".join(f"{i}-{j}" for i, j in pairs))
+                print(*said, sep="\t", file=place, flush=output is None)
 
 # %% ../../notebooks/under_the_hood/18_command_line.ipynb #acc61618
 def _parse(
