@@ -426,7 +426,11 @@ def _serve(
 
         torch.set_num_threads(threads)
         translate = library.Translator.from_pretrained(
-            model, device, engine=engine, compute_type=compute_type
+            model,
+            device,
+            engine=engine,
+            compute_type=compute_type,
+            keep_markup=True,
         )
     answer = partial(translate, beam_size=beam_size)
     server = translation_server(answer, host, port, cors or (), (source, target))
