@@ -390,14 +390,14 @@ def go_on(given, cases: dict, fingerprint: dict) -> dict:
         seconds = kept.setdefault("seconds", {})
         if seconds and enough(seconds, given.quick):
             continue
-        stop = time.monotonic()
-        stop += (end - stop) / (len(cases) - number)  # an equal share of what is left
+        # An equal share of what is left, for the rounds.
+        share = (end - time.monotonic()) / (len(cases) - number)
         case = make()
         case.model.to(given.device)
         with tempfile.TemporaryDirectory() as folder:
             runs = engines(case, Path(folder), given)
             outputs = {each: run() for each, run in runs.items()}  # warms up
-            kept["outputs"] = outputs
+            kept["outputs"], stop = outputs, time.monotonic() + share
             for each in runs:
                 seconds.setdefault(each, [])
             rows = json.dumps(case.rows).encode()

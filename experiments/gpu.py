@@ -115,7 +115,7 @@ def chapters_and_tests(given, work: Path, until: float) -> None:
         while todo and len(at_work) < max(1, (os.cpu_count() or 1) - 2):
             command = [__file__, "--chapter", name := todo.pop(0)]
             if name == TESTS:
-                command = ["-m", "pytest", "-q", "--no-header", "--tb=short", TESTS]
+                command = ["-m", "pytest", "-q", "-W", "ignore", "--tb=short", TESTS]
             env = {"LITERATE_DEVICE": given.device, "OMP_NUM_THREADS": "1"}
             at_work.append(Part(f"chapters/{name}", command, work, **env))
         time.sleep(0.2)
