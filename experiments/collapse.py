@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
         "rate": {"warmup": WARMUP, "factor": FACTOR},
         "seed": 0,
         "data": ready.data["train"]["sha256"],
+        "pairs": ready.data["train"]["kept"],
         "validation": {"pairs": len(pairs), "sha256": hash_pairs(pairs)},
         "environment": environment_record(asked.device),
         "curve": [],

@@ -189,6 +189,16 @@ SEARCHES = {  # name -> (makes a model, what is done with it)
         lambda m: speculative.speculative_decode(m, m, ids(), 2, max_extra=4),
     ),
     "beam_search": (model_of, lambda m: decoding.beam_search(m, ids(), 3, n_best=2)),
+    "Constrained": (
+        model_of,
+        lambda m: decoding.beam_search(
+            m, ids(), 2, max_extra=4, min_length=3, prefixes=[[9], [8, 7], []]
+        ),
+    ),
+    "Ensemble require_ensemble": (
+        model_of,
+        lambda m: decoding.beam_search(m, ids(), 2, max_extra=4, ensemble=[m]),
+    ),
     "NoRepeat": (
         model_of,
         lambda m: decoding.beam_search(
@@ -473,6 +483,9 @@ TEXTS = {  # what takes a model, a tokenizer, and text
         list(Translator(m, t).stream(["A dog.", "", "So?"], beam_size=1)),
     ],
     "Translator": lambda m, t, pairs: Translator(m, t)(["A dog sees a cat.", "So?"], 2),
+    "align word_links": lambda m, t, pairs: Translator(m, t).align(
+        "A dog sees a cat.", "Ein Hund sieht eine Katze."
+    ),
     "translate": lambda m, t, pairs: translator.translate(m, t, ["A dog."]),
     "evaluate": lambda m, t, pairs: evaluation.evaluate(
         Translator(m, t), pairs[:6], 1, max_extra=5, samples=5
@@ -922,7 +935,7 @@ BY_HAND = {  # cells, by words in them, that bring tensors to a model themselves
             "    src_ids = source(sentence)",
             "def cached_greedy",
             "class Prefix",
-            "class Ensemble",
+            "twice = Ensemble(",
             "start = torch.tensor([[BOS]]",
         ],
     ),
