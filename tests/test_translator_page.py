@@ -238,6 +238,7 @@ def test_text_from_pieces(engine, translator):
 
 def test_lines_and_sentences(engine, translator):
     texts = [*TEXTS, *SENTENCES, LONG, "a.b. C", "Mr. X. Y z. Ü. ö. 3.5. Foo.", "? ! A"]
+    texts.append("I'm late ☹. Where's Tom?")
     assert engine("ts => ts.map(engine.oneLine)", texts) == [*map(one_line, texts)]
     lines = [one_line(text) for text in texts]
     got = engine("ts => ts.map(engine.splitSentences)", lines)

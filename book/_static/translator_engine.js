@@ -206,7 +206,8 @@ export function splitSentences(text) {
     last = end;
     word = word.replace(/^["'„“”‚‘’(«»]+|["'„“”‚‘’(«»]+$/g, "");
     const stop = match[0].trimEnd() === ".";
-    if (stop && (ABBREVIATIONS.has(word) || [...word].length === 1 || word.includes("."))) continue;
+    const letter = /^[\p{L}\p{N}]$/u.test(word);
+    if (stop && (ABBREVIATIONS.has(word) || letter || word.includes("."))) continue;
     if (end < text.length && !/^\p{Lowercase}/u.test(text.slice(end, end + 2))) {
       out.push(text.slice(start, end).trimEnd());
       start = end;
