@@ -179,7 +179,7 @@ def test_interactive_figures_are_known_by_their_names():
     ]
     assert all(to_touch().search(f"x = 1\n{line}") for line in lines)
     assert not to_touch().search("def cost_figure():\n    cost_figure()")
-    assert not to_touch().search("show_scores(1)")  # prints: not one of figures'
+    assert not to_touch().search("print_scores(1)")  # prints: not one of figures'
 
 
 @each_chapter
