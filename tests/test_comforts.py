@@ -7,7 +7,8 @@ from built import CHAPTERS, HTML, Page, need_the_book
 
 need_the_book()
 
-TO_TOUCH = r'<div [^<>]*class="(?:drawn chart|interactive-figure|attention-view)"'
+MADE = "drawn chart|drawn marked|interactive-figure|attention-view"
+TO_TOUCH = rf'<div [^<>]*class="(?:{MADE})"'
 
 
 @pytest.mark.parametrize("name", CHAPTERS)

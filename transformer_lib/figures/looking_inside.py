@@ -346,7 +346,7 @@ def show_marked(parts: Sequence[tuple]) -> Drawn:
     for title, words, at, to, row in parts:
         shown = []
         for i, (word, weight) in enumerate(zip(words, row.tolist(), strict=True)):
-            strong = f"var(--weight) {60 * weight:.0f}%"
+            strong = f"var(--weight) {44 * weight:.0f}%"
             look = f"background: color-mix(in srgb, {strong}, transparent)"
             share = f" <small>{weight:.0%}</small>" if weight >= 0.1 else ""
             kind = " query" * (i == at) + " wanted" * (i == to)
