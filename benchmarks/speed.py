@@ -36,7 +36,7 @@ MORE = {
 def main(arguments=None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--size", default="base", choices=(*SIZES, "big"))
+    parser.add_argument("--size", default="base", choices=SIZES)
     parser.add_argument("--vocab-size", type=int, default=8000)
     parser.add_argument("--max-tokens", type=int, default=1280)
     parser.add_argument("--rounds", type=int, default=8)

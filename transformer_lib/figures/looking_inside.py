@@ -481,35 +481,13 @@ def show_relations(table: Sequence[Relation]) -> Drawn:
         rows = range(len(table))
         for i, r in enumerate(table):
             ax.plot([r.fixed, r.trained], [i, i], color=COLORS["faint"], lw=3, zorder=0)
-        looks = {"ls": "", "ms": 8}
-        untrained = [r.untrained for r in table]
-        ax.plot(
-            untrained,
-            rows,
-            marker="x",
-            color=COLORS["muted"],
-            label="untrained head",
-            **looks,
-        )
-        fixed = [r.fixed for r in table]
-        ax.plot(
-            fixed,
-            rows,
-            marker="|",
-            mew=3,
-            color=COLORS["decoder"],
-            label="fixed distance",
-            **looks,
-        )
-        trained = [r.trained for r in table]
-        ax.plot(
-            trained,
-            rows,
-            marker="o",
-            color=COLORS["encoder"],
-            label="trained head",
-            **looks,
-        )
+        for kind, label, color, style in (
+            ("untrained", "untrained head", "muted", {"marker": "x"}),
+            ("fixed", "fixed distance", "decoder", {"marker": "|", "mew": 3}),
+            ("trained", "trained head", "encoder", {"marker": "o"}),
+        ):
+            style |= {"color": COLORS[color], "label": label, "ls": "", "ms": 8}
+            ax.plot([getattr(r, kind) for r in table], rows, **style)
         passed = [i for i, r in enumerate(table) if r.passes]
         ring = {"ls": "", "marker": "o", "ms": 13, "mfc": "none", "color": "black"}
         ax.plot([table[i].trained for i in passed], passed, mew=1.5, **ring)
