@@ -14,7 +14,8 @@ the paper's way, averaged weights and beam 4, whichever scores best; losses on t
 three splits are of the same weights.
 
 Record: tatoeba-en-de.json, tatoeba-en-de-longer.json, tatoeba-en-de-names.json,
-results/translator/*.json, results/translator-typed/*.json
+results/translator/*.json, results/translator-typed/*.json,
+results/translator-robust/*.json
 """
 
 import argparse
@@ -24,6 +25,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import translator_text
+from respell import respelled
 
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import load_corpus
@@ -153,6 +155,9 @@ def main(arguments: list[str] | None = None) -> None:
     ensure_writable(path)
     if not asked.score_only:
         data = translator_text.ready(recipe, asked.text) if asked.text else None
+        start = runs_folder() / recipe.start_from
+        if start.name == "respelled" and not start.exists():
+            respelled(start.parent / "averaged", data).save_pretrained(start)
         train(recipe, run_dir, data, device=device, max_seconds=60 * asked.max_minutes)
     write_json(path, record_of(run_dir, device, asked.weights))
     print(f"The record is in {path}.")

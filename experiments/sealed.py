@@ -3,7 +3,9 @@
 They have no near copy in its training text (fresh_split.py), and no choice was made on
 them. So they are looked at once: a run that is not finished is refused, and so is a
 second look. DIR is the folder of translator_text.py. What is scored are the averaged
-weights in half precision, as they ship, by beam search with beam 4.
+weights in half precision, as they ship, by beam search with beam 4. With --isolated it
+is the validation pairs that have no near copy in training, for a run that goes on from
+one that had read the others.
 
 Record: results/sealed/*.json
 """
@@ -12,8 +14,9 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-import translator_text
 from evidence import translator
+from fresh_split import isolated
+from translator_text import pairs_of
 
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.corpora import hash_pairs
@@ -49,6 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="folder of the finished run")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--isolated", action="store_true", help="of valid")
     parser.add_argument("--device", help="cpu or cuda (what is there)")
     asked = parser.parse_args(arguments)
     run = Run.load(asked.run, default_device(asked.device), "average")
@@ -58,8 +62,11 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(
             f"{asked.run} is at update {run.progress.step}: it is not finished"
         )
+    pairs = pairs_of(asked.text)
+    if asked.isolated:
+        pairs = isolated(pairs_of(asked.text, "valid"), pairs_of(asked.text, "train"))
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out, record_of(run, translator_text.fresh_of(asked.text)))
+    write_json(asked.out, record_of(run, pairs))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def ready(recipe: Recipe, folder: Path) -> Path:
     return folder / "data"
 
 
-def fresh_of(folder: Path) -> list[tuple]:
-    """The pairs that were kept for the end."""
-    lines = (folder / "fresh.tsv").read_text("utf-8").splitlines()
+def pairs_of(folder: Path, name: str = "fresh") -> list[tuple]:
+    """The pairs that were kept for the end, or train or valid."""
+    lines = (folder / f"{name}.tsv").read_text("utf-8").splitlines()
     return [tuple(line.split("\t")) for line in lines]

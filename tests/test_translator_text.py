@@ -11,7 +11,7 @@ from fresh_split import isolated
 from small_runs import without_times
 from test_fresh_split import distance, words
 from test_queue import whole_and_parts
-from translator_text import divided, fresh_of, ready, vocabulary
+from translator_text import divided, pairs_of, ready, vocabulary
 
 from transformer_lib.batches import Prepared
 from transformer_lib.corpora import hash_pairs, load_corpus
@@ -58,7 +58,7 @@ def test_the_prepared_text_is_that_of_the_split(small, tmp_path):
     assert len(data.train) == 404 and len(data.valid) == 400
     assert data.tokenizer.vocab_size == 400
     sources = {data.tokenizer.decode(data.train[i][0].tolist()) for i in range(404)}
-    fresh = fresh_of(tmp_path / "text")
+    fresh = pairs_of(tmp_path / "text")
     assert len(fresh) == 8 and not {source for source, _ in fresh} & sources
     before = (folder / "data.json").stat().st_mtime_ns
     assert ready(recipe, tmp_path / "text") == folder
@@ -137,4 +137,4 @@ def test_sealed_pairs_are_looked_at_once_and_at_the_end(small, tmp_path, capsys)
     assert "have been looked at" in capsys.readouterr().err
     assert read_json(out) == record
     assert record["pairs"] == 8 == len(record["outputs"])
-    assert record["sha256"] == hash_pairs(fresh_of(text))
+    assert record["sha256"] == hash_pairs(pairs_of(text))
