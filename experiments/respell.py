@@ -12,7 +12,6 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from transformer_lib.batches import Prepared
 from transformer_lib.runs import Recipe, Run, load_pretrained
@@ -43,9 +42,7 @@ def respelled(model: str | Path, data: Path) -> Run:
     trained, old, about = load_pretrained(model, "cpu")
     rows = rows_for(tokenizer, old)
     table = trained.src_embedding.weight
-    trained.src_embedding.weight = nn.Parameter(
-        torch.stack([table[row].mean(0) for row in rows])
-    )
+    table.data = torch.stack([table[row].mean(0) for row in rows])
     recipe = Recipe.of(about["recipe"] | {"vocab_size": tokenizer.vocab_size})
     known = about["data"], about["environment"], about["weights"]
     return Run(recipe, trained, tokenizer, None, *known)
