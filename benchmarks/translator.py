@@ -14,19 +14,15 @@ Record: benchmarks/translator.json
 """
 
 import argparse
-import functools
 import hashlib
-import http.server
 import statistics
 import sys
-import threading
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HTML = ROOT / "_build" / "html"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "book" / "_tools")]
-from browser import HOW, find  # noqa: E402
-from conftest import Quiet  # noqa: E402
+from browser import HOW, find, served  # noqa: E402
 from kept import keep, out_file  # noqa: E402
 
 from transformer_lib.machine import environment_record  # noqa: E402
@@ -95,17 +91,13 @@ def main(arguments=None) -> dict:
     found = find()
     if found is None:
         sys.exit(f"There is no browser here to measure in: {HOW}.")
-    handler = functools.partial(Quiet, directory=str(HTML))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}/book/translator.html"
     rounds = 1 if given.quick else 5
-    with sync_playwright() as playwright:
+    with served(HTML) as site, sync_playwright() as playwright:
+        address = f"{site}/book/translator.html"
         browser = found.launch(playwright)
         version = browser.version
         first, later = measure(browser, address, rounds)
         browser.close()
-    server.shutdown()
     static = HTML / "_static"
     size = sum(path.stat().st_size for part in PARTS for path in static.glob(part))
     manifest = static / "translator-model" / "manifest.json"

@@ -1,16 +1,14 @@
 """What all tests share: hypothesis's settings, a browser, the built book in it."""
 
 import functools
-import http.server
 import os
 import re
 import sys
-import threading
 import warnings
 
 import pytest
 import real_text
-from browser import HOW, find
+from browser import HOW, find, served
 from built import AXE, HTML, ROOT, wait_for_the_book
 from hypothesis import settings
 
@@ -178,24 +176,11 @@ def browser(found_browser):
         chromium.close()
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def translate_path(self, path):
-        # The page for addresses that lead nowhere knows where the book will be.
-        return super().translate_path(path.removeprefix("/literate-transformer"))
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture(scope="module")
 def site():
     """The built book, served on this machine."""
-    handler = functools.partial(Quiet, directory=str(HTML))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with served(HTML) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

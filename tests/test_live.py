@@ -289,7 +289,6 @@ def build(folder, pyodide):
     (source / "book").mkdir(parents=True)
     (source / "transformer_lib").mkdir()
     (source / "transformer_lib/__init__.py").write_text("")
-    (source / "transformer_lib/some.json").write_text("[1]")
     (source / "index.ipynb").write_text(json.dumps(notebook))
     (source / "book/how_to_read.md").write_text("# How\n")
     if pyodide:
@@ -300,7 +299,6 @@ def build(folder, pyodide):
         "extensions": ["myst_nb", "live"],
         "nb_execution_mode": "off",
         "live_pages": {"index": []},
-        "live_files": ["some.json"],
         "exclude_patterns": ["_build"],
     }
     with contextlib.redirect_stderr(io.StringIO()):
@@ -316,9 +314,7 @@ def test_with_pyodide_cells_are_live(tmp_path):
     assert page.count('class="cell live ') == 1 and "live.js" in page
     assert (tmp_path / "html/_static/pyodide/pyodide.asm.wasm").exists()
     served = json.loads((tmp_path / "html/_static/live.json").read_text("utf-8"))
-    library = {f"transformer_lib/{name}" for name in ("__init__.py", "some.json")}
-    assert set(served) == {"live_runner.py", *library}
-    assert served["transformer_lib/some.json"] == "[1]"
+    assert set(served) == {"live_runner.py", "transformer_lib/__init__.py"}
     assert "live.js" not in (tmp_path / "html/book/how_to_read.html").read_text()
 
 

@@ -7,10 +7,10 @@ import sys
 
 import nbformat
 import pytest
+from browser import served
 from bs4 import BeautifulSoup
 from built import CHAPTERS, ROOT
 from collect import verdicts
-from look import served
 from slides import deck
 
 PAGE = (ROOT / "book" / "teaching.md").read_text("utf-8")

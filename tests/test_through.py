@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
+from browser import served
 from built import HTML, ROOT
-from look import served
 from looks import BEYOND, LOOK, OVERFLOW, PREPARE, STANDARD
 from test_live_pages import Reader
 

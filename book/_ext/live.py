@@ -1,7 +1,7 @@
 """Sphinx extension: chapters whose code the reader can change and run in the page.
 
 `live_pages` in _config.yml names the pages, and for each the modules of the library
-that its cells import; `live_files` are files of the library that they read. Where
+that its cells import. Where
 `make` has fetched Pyodide (Python for the browser), every code cell of such a page
 becomes an editor with a Run button, but for those tagged `not-live`;
 book/_static/live.js does that, and live_runner.py beside this file runs the cells.
@@ -100,16 +100,12 @@ def write_sources(app, error):
     for name in sorted({"__init__", *modules}):
         path = f"{LIBRARY}/{name.replace('.', '/')}.py"
         files[path] = (Path(app.srcdir) / path).read_text("utf-8")
-    for name in app.config.live_files:
-        path = f"{LIBRARY}/{name}"
-        files[path] = (Path(app.srcdir) / path).read_text("utf-8")
     target = Path(app.outdir) / "_static" / "live.json"
     target.write_text(json.dumps(files), encoding="utf-8")
 
 
 def setup(app):
     app.add_config_value("live_pages", {}, "html")
-    app.add_config_value("live_files", [], "html")
     app.add_config_value("live_python", False, "html")
     app.connect("config-inited", find_pyodide)
     app.connect("env-get-outdated", outdated)

@@ -8,6 +8,8 @@ which `make test` and `make pdf` run first, fetches anything.
 """
 
 import contextlib
+import functools
+import http.server
 import io
 import json
 import os
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +52,26 @@ FONT_FOLDERS = (
     "~/.fonts",
     "~/.local/share/fonts",
 )
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def translate_path(self, path):
+        # The page for addresses that lead nowhere knows where the book will be.
+        return super().translate_path(path.removeprefix("/literate-transformer"))
+
+    def log_message(self, *args):
+        pass
+
+
+@contextlib.contextmanager
+def served(folder: Path):
+    """The address of a server of this folder, on this machine, while it is used."""
+    handler = functools.partial(Quiet, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
 
 
 @dataclass

@@ -12,9 +12,9 @@ where one is. `tests/test_limits.py` holds the pages to LIMITS.
 import argparse
 import sys
 
-from browser import HOW, find
+from browser import HOW, find, served
 from chapters import all_notebooks
-from look import FORMULAS, HTML, served
+from look import FORMULAS, HTML
 
 # Up to which chapter they hold: screens, words, folds; behind the text, screens more.
 LIMITS = {7: (10, 1500, 4), 32: (15, 2000, 4)}

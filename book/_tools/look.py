@@ -10,36 +10,16 @@ wrong in a page (errors of scripts, files that are missing) is printed.
 """
 
 import argparse
-import contextlib
-import functools
-import http.server
 import sys
-import threading
 from pathlib import Path
 
-from browser import HOW, find
+from browser import HOW, find, served
 
 ROOT = Path(__file__).parents[2]
 HTML = ROOT / "_build" / "html"
 SHEET = 4000  # pixels: taller pictures cannot be read
 FORMULAS = "() => window.MathJax?.startup?.promise?.then(() => 0)"
 HEIGHT = "() => document.documentElement.scrollHeight"
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
-@contextlib.contextmanager
-def served(folder: Path):
-    """The address of a server of this folder, on this machine, while it is used."""
-    handler = functools.partial(Quiet, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
 
 
 def pictures(page, address: str, target: Path, whole: bool) -> list[Path]:

@@ -6,17 +6,14 @@ on the screen is printed open.
 """
 
 import argparse
-import functools
-import http.server
 import posixpath
 import re
 import sys
-import threading
 import time
 from pathlib import Path
 
 import yaml
-from browser import HOW, find
+from browser import HOW, find, served
 from bs4 import BeautifulSoup
 
 from transformer_lib.storage import whole_file
@@ -107,11 +104,6 @@ def long_page(names: list[str]) -> str:
     )
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
 def write_pdf(names: list[str], target: Path) -> None:
     """Print pages of the built book, in this order, into one file.
 
@@ -123,12 +115,9 @@ def write_pdf(names: list[str], target: Path) -> None:
     found = find()
     if found is None:
         sys.exit(f"There is no browser here, which prints the PDF: {HOW}.")
-    handler = functools.partial(Quiet, directory=str(HTML))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}/book/print.html"
     body = long_page(names)
-    with sync_playwright() as playwright:
+    with served(HTML) as site, sync_playwright() as playwright:
+        address = f"{site}/book/print.html"
         browser = found.launch(playwright)
         page = browser.new_page()
         page.set_default_timeout(600_000)
@@ -148,8 +137,6 @@ def write_pdf(names: list[str], target: Path) -> None:
         with whole_file(target) as file:
             file.write(data)
         browser.close()
-    server.shutdown()
-    server.server_close()
 
 
 def main() -> None:
