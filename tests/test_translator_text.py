@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import sealed
+import torch
 import translator_text
 import typed_pilot
 from fresh_split import isolated
+from respell import pieces_of, respelled
 from small_runs import without_times
 from test_fresh_split import distance, words
 from test_queue import whole_and_parts
@@ -15,7 +17,7 @@ from translator_text import divided, pairs_of, ready, vocabulary
 
 from transformer_lib.batches import Prepared
 from transformer_lib.corpora import hash_pairs, load_corpus
-from transformer_lib.runs import Recipe, train
+from transformer_lib.runs import Recipe, load_pretrained, train
 from transformer_lib.storage import read_json
 from transformer_lib.tokenizer import fold_text
 
@@ -138,3 +140,25 @@ def test_sealed_pairs_are_looked_at_once_and_at_the_end(small, tmp_path, capsys)
     assert read_json(out) == record
     assert record["pairs"] == 8 == len(record["outputs"])
     assert record["sha256"] == hash_pairs(pairs_of(text))
+
+
+def test_a_model_reads_another_vocabulary(small, tmp_path):
+    """A piece takes its own row, that in small letters, or the mean of its parts."""
+    text = ready(Recipe.load("grammar", vocab_size=700), tmp_path / "text")
+    folder = respelled("tatoeba-en-de", text).save_pretrained(tmp_path / "model")
+    (old, cuts, _), (new, own, _) = (
+        load_pretrained(name, "cpu") for name in ("tatoeba-en-de", folder)
+    )
+    old_rows, rows = (model.src_embedding.weight for model in (old, new))
+    known, pieces = pieces_of(cuts), pieces_of(own)
+    unknown = next(p for p in pieces if p.isalpha() and p.lower() not in known)
+    parts = cuts.encode(unknown.lower())
+    for piece, wanted in (
+        ("▁the", old_rows[known.index("▁the")]),
+        ("▁THE", old_rows[known.index("▁the")]),
+        (unknown, old_rows[parts].mean(0)),
+    ):
+        assert torch.allclose(rows[pieces.index(piece)], wanted, atol=1e-3), piece
+    assert new.tgt_embedding.weight is new.src_embedding.weight
+    others = {n: p for n, p in old.named_parameters() if "embedding" not in n}
+    assert all(torch.equal(p, new.get_parameter(name)) for name, p in others.items())
