@@ -317,7 +317,7 @@ def test_the_translator_page_says_what_its_table_shows():
     page = Path(__file__).parents[1] / "book" / "translator.md"
     page = " ".join(page.read_text("utf-8").split())
     said = r"\*(\w+)\* gives (\d+) % of its weight to \*attention\* "
-    said += r"and (\d+) % to the four pieces of \*mechanism\*"
+    said += r"and (\d+) % to the four tokens of \*mechanism\*"
     word, *shares = re.search(said, page).groups()
     model, tokenizer, _ = load_pretrained("tatoeba-en-de", "cpu")
     text = "The attention mechanism weighs every word of the sentence."
@@ -333,7 +333,7 @@ def test_the_translator_page_says_what_its_table_shows():
     assert "".join(pieces[2:6]) == "▁mechanism"
     for share, keys in zip(shares, (slice(1, 2), slice(2, 6)), strict=True):
         assert round(100 * float(row[keys].sum())) == int(share)
-    said = r"layer 3 those pieces have (\d+) % of the weight in the row \*wiegt\*"
+    said = r"layer 3 those tokens get (\d+) % of the weight in the row \*wiegt\*"
     (share,) = re.search(said, page).groups()
     at = written.index("▁wie")  # two pieces, and the table shows their mean
     row = weights[2][0].mean(dim=0)[at : at + 2].mean(dim=0)

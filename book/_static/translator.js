@@ -67,7 +67,7 @@
     "aria-label": "What each word of the translation looked at",
   });
   const key = make("p", { class: "translator-keys" },
-    "Rows: words of the translation, the queries. Columns: pieces of the English text, the keys. The stronger " +
+    "Rows: words of the translation, the queries. Columns: tokens of the English text, the keys. The stronger " +
       "the color, the more a word looked there; each row adds up to 100 %.");
   const candidates = make("div", { class: "translator-candidates" });
   const result = make(
