@@ -41,7 +41,7 @@ def shown_runs() -> dict[str, dict]:
 
 
 def chain_of(run: str) -> list[dict]:
-    """The stored results that led to a run, the first training at the beginning."""
+    """The stored results that led to a run, the earliest first."""
     records = [read_evidence(run)]
     while start := records[0]["recipe"]["start_from"]:
         records.insert(0, read_evidence(start.removesuffix("/averaged")))
@@ -83,12 +83,12 @@ def with_gaps(sentence: str) -> set[str]:
 
 
 def gaps_of(sentences: Iterable[str]) -> set[str]:
-    """Those of many sentences, in one set."""
+    """What with_gaps gives for many sentences, as one set."""
     return set().union(*map(with_gaps, sentences))
 
 
 def near_copies(gaps: set[str], pairs: Iterable[tuple[str, str]]) -> list[bool]:
-    """For each pair: does its German side differ in one word from a known sentence?"""
+    """For each pair, whether its German side is one word from a known sentence."""
     return [not gaps.isdisjoint(with_gaps(german)) for _, german in pairs]
 
 # %% ../../notebooks/under_the_hood/19_shipped_model.ipynb #19e00010
@@ -121,7 +121,7 @@ def by_length(
     outputs: Sequence[tuple[str, str, str]],
     edges: Sequence[int] = (1, 6, 9, 13, 18, 26, 1000),
 ) -> list[list]:
-    """For sources of so many words: from, to, sentences, BLEU, length ratio."""
+    """Rows by number of source words: from, to, sentences, BLEU, length ratio."""
     rows: list[list] = []
     for low, high in itertools.pairwise(edges):
         some = [row for row in outputs if low <= len(row[0].split()) < high]
@@ -149,8 +149,8 @@ def words_of(sentence: str) -> list[str]:
 def news_beyond(
     pairs: Iterable[tuple[str, str]], news: Iterable[tuple[str, str]]
 ) -> dict[str, float]:
-    """Of the English side of other text: the share of sentences longer than 99 % of
-    these, and the share of words that are in none of them."""
+    """How the English side of other text differs from these sentences: the share of its
+    sentences that are longer than 99 % of these, and of its words that are in none."""
     read, new = ([words_of(english) for english, _ in some] for some in (pairs, news))
     known = {word for words in read for word in words}
     long = sorted(map(len, read))[int(0.99 * len(read))]
