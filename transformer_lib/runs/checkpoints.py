@@ -116,7 +116,7 @@ def save_tensors(
         path: The file, in the safetensors format.
         tensors: By name.
         record: What JSON can hold.
-        keep: The name that the file which was there before gets; it goes if None.
+        keep: New name for the file that was there before; None deletes it.
 
     Raises:
         OSError: If it cannot be written; what was there before is still there.
@@ -164,7 +164,7 @@ def load_tensors(path: str | Path) -> tuple[dict, dict]:
 
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #cff60cfb
 def _check_kinds(tensors: dict) -> None:
-    """Refuse weights of another type than floating point, and none at all.
+    """Raise if weights are not floating-point numbers, or if there are none.
 
     Raises:
         ValueError: Which ones they are.
@@ -208,7 +208,7 @@ def load_weights(model: nn.Module, tensors: dict) -> None:
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #6bfd2835
 @dataclass
 class Progress:
-    """Where a run stands.
+    """How far a run is.
 
     Args:
         step: Updates made.
@@ -239,7 +239,7 @@ class Progress:
 
 
 def to_minimize(record: dict) -> float:
-    """What the best weights have least of: validation loss, or BLEU's negative."""
+    """The number that the best weights minimize: validation loss, or minus BLEU."""
     return -record["valid_BLEU"] if "valid_BLEU" in record else record["valid_loss"]
 
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #fe6c5d99
@@ -296,8 +296,8 @@ def save_checkpoint(
         path: The file.
         model: The model.
         optimizer: Its optimizer, of whatever kind.
-        at: Where the run stands.
-        rngs: Random states of the other processes, where there are any, by name.
+        at: How far the run is.
+        rngs: Random states of the other processes, if any, by name.
     """
     tensors = random_states(next(model.parameters()).device)
     for i, states in enumerate(rngs, start=1):
@@ -327,9 +327,9 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 def load_checkpoint(
     path: Path, model: nn.Module, optimizer, rank: int = 0
 ) -> Progress | None:
-    """Put back what save_checkpoint wrote, and say where the run stands.
+    """Load what save_checkpoint wrote, and return how far the run is.
 
-    Where the last checkpoint is damaged, the one before it is taken, with a warning,
+    If the last checkpoint is damaged, the one before it is used, with a warning,
     and the damaged one is deleted (by the process of rank 0).
 
     Returns:

@@ -590,17 +590,17 @@ def save_model(
 
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #cd70e191
 def read_evidence(name: str) -> dict:
-    """Read the record of a run: records ship with the library, as its data.
+    """Read the stored result of a run; such results ship with the library.
 
     Args:
-        name: Name of the record, such as "tatoeba-en-de" or "benchmarks/peers"; of
-            what the queue of long runs left, that of the run will do.
+        name: Its name, such as "tatoeba-en-de" or "benchmarks/peers"; for a run of the
+            queue, the name of the run is enough.
 
     Returns:
         Recipe, data, environment, history, scores, outputs.
 
     Raises:
-        ValueError: If there is no such record; with the names of all.
+        ValueError: If there is no such result; the message lists all names.
     """
     folder = resources.files("transformer_lib") / "evidence"
     queued = [part for part in (folder / "results").iterdir() if part.is_dir()]

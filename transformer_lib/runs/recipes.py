@@ -1,4 +1,4 @@
-"""Every number of a run in one file: named recipes, one's own, changes to them.
+"""All settings of a run in one file: the recipes that ship, your own, and changes.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/under_the_hood/13_runs.html"""
 
@@ -20,12 +20,12 @@ class Recipe:
 
     Args:
         name: Name of the recipe.
-        corpus: What load_corpus is given.
+        corpus: The corpus, as load_corpus takes it.
         vocab_size: Entries of the shared vocabulary.
         model: Further arguments of TransformerConfig.
         max_length: Longest side of a pair, in tokens.
         max_words: Longest side of a pair, in words; None for no limit.
-        max_pairs: Train on a random sample of so many pairs; None for all.
+        max_pairs: Train on a random sample of this many pairs; None for all.
         subword_sampling: Subword regularization of the training text, from 0 to 1.
         copies: How many tokenizations of each pair an epoch reads.
         max_tokens: Token budget of a batch, for source and for target.
@@ -63,7 +63,7 @@ class Recipe:
         renamed: Copies with made-up names, as a share of the pairs.
         varied: Copies with other changes, a share of the pairs for each kind of them:
             numbers, links, capitals and the others of chapter 10.
-        initial_std: Standard deviation of the first weights; 0 for those of chapter 07.
+        initial_std: Standard deviation of the initial weights; 0 for chapter 07's.
 
     Raises:
         ValueError: If a setting is wrong: what was given, and what is allowed.
@@ -148,12 +148,12 @@ class Recipe:
 
     @classmethod
     def for_here(cls, name: str, run_dir: str | Path) -> "Recipe":
-        """A recipe in the precision that is fast here; a run goes on in its own.
+        """A recipe in the precision that is fast here; a resumed run keeps its own.
 
         Args:
             name: A recipe of the library, or a TOML file.
-            run_dir: Folder of the run. If it has begun, its recipe is taken as it is,
-                also where it goes on on another GPU.
+            run_dir: Folder of the run. If the run exists, its recipe is used unchanged,
+                even on another GPU.
         """
         path = Path(run_dir) / "recipe.json"
         if path.is_file():
@@ -226,7 +226,7 @@ TEXT_SETTINGS = (
 
 
 def text_settings(recipe: Recipe) -> dict:
-    """What `prepare` is given of a recipe."""
+    """The settings of a recipe that `prepare` takes."""
     return {name: getattr(recipe, name) for name in TEXT_SETTINGS}
 
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #1bc386f1
