@@ -126,6 +126,7 @@ def translated_back(asked: argparse.Namespace, new: list, old: list) -> tuple:
         lr_factor=0.3,
         warmup=100,
         seed=asked.seed,
+        fast_dropout=False,  # as in the stored runs
         max_steps=asked.back,
         validate_every=asked.every,
         keep_last=1,
@@ -168,6 +169,7 @@ def run(asked: argparse.Namespace) -> dict:
         corpus=corpus,
         lr_factor=asked.factor,
         seed=asked.seed,
+        fast_dropout=False,  # as in the stored runs
         max_steps=asked.steps,
         validate_every=asked.every,
         keep_last=-(-asked.steps // asked.every),

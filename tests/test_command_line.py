@@ -126,6 +126,24 @@ def test_minutes_that_are_up_end_a_run_with_a_checkpoint(at, capsys):
         assert torch.equal(a, b)
 
 
+def test_a_run_from_before_fast_dropout_goes_on_as_it_began(at, capsys):
+    """It is told how: the recipe small switches it on; a run keeps what it has."""
+    assert Recipe.load("small").fast_dropout and Recipe.load("fine-tune").fast_dropout
+    assert not Recipe("own", "grammar-en-de", 500).fast_dropout
+    dropped = ["--set", "model.dropout=0.3"]
+    plain = [*dropped, "--set", "fast_dropout=false"]
+    asked = [word if word != "run" else "older" for word in TRAIN]
+    assert main([*asked, *plain, "--max-minutes", "0.0001"]) == 0
+    assert main([*asked, *dropped]) == 2
+    assert "that run has fast_dropout=False" in capsys.readouterr().err
+    assert main([*asked, *plain]) == 0
+    whole = [word if word != "run" else "at-once" for word in TRAIN]
+    assert main([*whole, *plain]) == 0
+    runs = (Run.load(at / name, "cpu", "last") for name in ("older", "at-once"))
+    weights = [list(run.model.parameters()) for run in runs]
+    assert all(map(torch.equal, *weights))
+
+
 def test_a_recipe_is_made_fit_for_what_was_prepared(at):
     """Also where it has a limit in words and the prepared text has none."""
     assert Recipe.load("table3-small").max_words
