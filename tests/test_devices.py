@@ -39,6 +39,7 @@ from transformer_lib.family import models as family
 from transformer_lib.family import pretraining
 from transformer_lib.figures import decoding as decoding_figures
 from transformer_lib.figures.diagnosis import Trials
+from transformer_lib.fine_tuning import source_gains
 from transformer_lib.looking_inside import heads
 from transformer_lib.looking_inside import weights as looking_inside
 from transformer_lib.machine import default_device
@@ -486,6 +487,7 @@ TEXTS = {  # what takes a model, a tokenizer, and text
     "align word_links": lambda m, t, pairs: Translator(m, t).align(
         "A dog sees a cat.", "Ein Hund sieht eine Katze."
     ),
+    "source_gains": lambda m, t, pairs: source_gains(m, t, pairs[:6]),
     "translate": lambda m, t, pairs: translator.translate(m, t, ["A dog."]),
     "evaluate": lambda m, t, pairs: evaluation.evaluate(
         Translator(m, t), pairs[:6], 1, max_extra=5, samples=5

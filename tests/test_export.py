@@ -615,9 +615,10 @@ def test_marian_says_the_same(tmp_path, changes):
     export_marian(model, tokenizer, tmp_path / "it")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "it")
     src, tgt = outputs_for(tokenizer)
-    assert theirs(TEXTS)["input_ids"] == [[*ids, EOS] for ids in src]
-    for ids in src:
-        assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
+    rows = [[i - 1 for i in [*ids, EOS]] for ids in src]  # the padding is last there
+    assert theirs(TEXTS)["input_ids"] == rows
+    for ids, row in zip(src, rows, strict=True):
+        assert theirs.decode(row, skip_special_tokens=True) == tokenizer.decode(ids)
     wanted = token_scores(model, src, tgt)
     assert_same_scores(marian_scores(tmp_path / "it", src, tgt), wanted)
     twin = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "it")
@@ -625,7 +626,35 @@ def test_marian_says_the_same(tmp_path, changes):
     said = twin.generate(**given, num_beams=1, max_new_tokens=9).tolist()
     ours = greedy_decode(model, pad([[*ids, EOS] for ids in src]), max_extra=90)
     for row, ids in zip(said, ours, strict=True):
-        assert [i for i in row[1:] if i not in (PAD, EOS)] == ids[:9]
+        said = [(i + 1) % tokenizer.vocab_size for i in row[1:]]
+        assert [i for i in said if i not in (PAD, EOS)] == ids[:9]
+
+
+@pytest.mark.parametrize("changes", [{}, {"activation": "swish", "output_bias": True}])
+def test_ctranslate2_converts_our_marian_folder(tmp_path, changes):
+    """By its own converter. It leaves the padding out, so our softmax does here, too."""
+    from ctranslate2 import Translator as Engine
+    from ctranslate2.converters import TransformersConverter
+
+    model, tokenizer = small_model(**changes)
+    if model.output.bias is not None:
+        torch.nn.init.normal_(model.output.bias)
+    export_marian(model, tokenizer, tmp_path / "it")
+    TransformersConverter(str(tmp_path / "it")).convert(str(tmp_path / "other"))
+    engine = Engine(str(tmp_path / "other"), intra_threads=1)
+    src, tgt = outputs_for(tokenizer)
+
+    def without_padding(src_ids, tgt_ids):
+        return model(src_ids, tgt_ids).index_fill(-1, torch.tensor([PAD]), -torch.inf)
+
+    pieces = tokenizer.processor.id_to_piece
+    rows = [[*map(pieces, [*ids, EOS])] for ids in src], [[*map(pieces, t)] for t in tgt]
+    scores = [row.log_probs for row in engine.score_batch(*rows)]
+    assert_same_scores(scores, token_scores(without_padding, src, tgt))
+    found = engine.translate_batch(rows[0], beam_size=1, max_decoding_length=9)
+    limit = greedy_decode(model, pad([[*ids, EOS] for ids in src]), max_extra=90)
+    for row, ids in zip(found, limit, strict=True):
+        assert row.hypotheses[0][:9] == [*map(pieces, ids[:9])]
 
 
 def test_marian_has_the_same_gradients():
@@ -674,8 +703,8 @@ def test_marian_and_back_is_the_same_model(heads, width, layers, bias):
     "change, telling",
     [
         ({"activation_function": "gelu_new"}, "activation_function='gelu_new'"),
-        ({"scale_embedding": False}, "scale_embedding=False"),
         ({"decoder_start_token_id": 9}, "decoder_start_token_id=9"),
+        ({"pad_token_id": 7}, "pad_token_id=7"),
         ({"decoder_layers": 1}, "decoder_layers=1"),
     ],
 )
@@ -687,6 +716,37 @@ def test_other_marians_are_refused(change, telling):
     twin = MarianMTModel(marian_config(model.config, **change))
     with pytest.raises(ValueError, match=telling):
         marian_model(twin)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"activation_function": "silu"},
+        {"scale_embedding": False},
+        {"share_encoder_decoder_embeddings": False},
+        {"scale_embedding": False, "decoder_start_token_id": PAD},
+    ],
+)
+def test_marians_of_other_kinds_are_read(change):
+    """Another name of swish; embeddings that are not scaled, or not shared."""
+    from transformers import MarianMTModel
+
+    model, _ = small_model()
+    torch.manual_seed(3)
+    twin = MarianMTModel(marian_config(model.config, **change)).eval()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    ours = marian_model(twin)
+    assert ours.config.activation == ("swish" if "silu" in change.values() else "relu")
+    assert ours.config.tie_embeddings == ("activation_function" in change)
+    src, tgt = torch.randint(4, 200, (2, 3, 6))
+    first = [torch.full((3, 1), i) for i in (BOS, twin.config.decoder_start_token_id)]
+    read = [torch.cat([one, tgt], dim=1) for one in first]
+    said = slice(4, None)
+    found, wanted = ours(src, read[0]), twin(src, decoder_input_ids=read[1]).logits
+    torch.testing.assert_close(found[..., said], wanted[..., said], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swish"])
@@ -752,9 +812,9 @@ def test_what_is_no_marian_is_refused(tmp_path):
     (folder / "vocab.json").write_bytes(whole)
     names = json.loads((folder / "vocab.json").read_text("utf-8"))
     last = len(names) - 1
-    swapped = {name: last - i + 4 if i > 3 else i for name, i in names.items()}
+    swapped = {n: last + 2 - i if 2 < i < last else i for n, i in names.items()}
     for content, why in (
-        ({name: -i for name, i in names.items()}, r"have the ids \[0, -1, -2, -3\]"),
+        ({name: -i for name, i in names.items()}, r"have the ids \[-\d+, 0, -1, -2\]"),
         (swapped, "vocab.json has other pieces or ids than source.spm"),
         ([1, 2], "holds no Marian model"),
     ):

@@ -8,7 +8,7 @@ import pytest
 import sentencepiece as spm
 import torch
 
-from transformer_lib.batches import make_batch, tokenize_pairs
+from transformer_lib.batches import Prepared, make_batch, tokenize_pairs
 from transformer_lib.command_line import main
 from transformer_lib.corpora import grammar_split
 from transformer_lib.fine_tuning import (
@@ -17,6 +17,8 @@ from transformer_lib.fine_tuning import (
     grow,
     mix_pairs,
     next_pieces,
+    noise_filter,
+    source_gains,
 )
 from transformer_lib.objective import build_optimizer
 from transformer_lib.runs import load_pretrained, train
@@ -299,7 +301,7 @@ def a_marian_like_those_of_the_hub(tokenizer, folder):
     [(a_marian_of_ours, "relu"), (a_marian_like_those_of_the_hub, "swish")],
 )
 def test_a_marian_model_is_trained_on(tokenizer, tmp_path, made, activation):
-    """A Marian model made by transformers goes on here, and back, with equal logits."""
+    """A Marian model made by transformers goes on here, and back: equal log-probabilities."""
     pytest.importorskip("transformers")
     from transformer_lib.export import from_marian, to_marian
 
@@ -326,12 +328,70 @@ def test_a_marian_model_is_trained_on(tokenizer, tmp_path, made, activation):
     said = [i for i in range(tokenizer.vocab_size) if i != BOS]  # a start is never said
     with torch.no_grad():
         found, before = (
-            model(src, read[0])[..., said] for model in (run.model, loaded)
+            model(src, read[0])[..., said].log_softmax(-1)
+            for model in (run.model, loaded)
         )
         theirs, was = (
-            model(src, decoder_input_ids=ids).logits[..., said]
+            model(src, decoder_input_ids=ids).logits[..., said].log_softmax(-1)
             for model, ids in zip((twin, source), read, strict=True)
         )
     torch.testing.assert_close(before, was, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(found, theirs, atol=1e-5, rtol=1e-4)
     assert (found - before).abs().max() > 1e-4
+
+
+# --- noisy pairs ----------------------------------------------------------------------
+
+
+def test_gains_are_differences_of_log_probabilities_by_transformers(tokenizer):
+    """One pair at a time by MarianMTModel; odd pairs are not scored."""
+    from transformer_lib.export import to_marian
+
+    model = model_of(tokenizer).eval()
+    twin = to_marian(model)
+    pairs = [*PAIRS[:5], ("", "der Hund"), ("the dog", " "), ("the dog " * 600, "Hund")]
+    found = source_gains(model, tokenizer, pairs)
+    assert [gain != gain for gain in found] == [False] * 5 + [True] * 3
+    for (source, target), gain in zip(PAIRS[:5], found, strict=False):
+        out = torch.tensor([[*tokenizer.encode(target), EOS]])
+        read = torch.cat([torch.tensor([[BOS]]), out[:, :-1]], dim=1)
+        mean = [
+            twin(torch.tensor([[*ids, EOS]]), decoder_input_ids=read)
+            .logits.log_softmax(-1)
+            .gather(-1, out[..., None])
+            .mean()
+            .item()
+            for ids in (tokenizer.encode(source), [])
+        ]
+        assert gain == pytest.approx(mean[0] - mean[1], abs=1e-4)
+    assert source_gains(model, tokenizer, []) == []
+
+
+def test_wrong_translations_are_dropped(tmp_path, capsys):
+    """A known share of the pairs is exchanged: nearly all that is dropped is wrong."""
+    pairs = list(dict.fromkeys(grammar_split("train", 400)))[::2][:150]
+    wrong = range(0, 150, 5)  # 30 of 150; half as many are dropped
+    moved = [pairs[i - 45][1] if i in wrong else pairs[i][1] for i in range(150)]
+    assert all(moved[i] != pairs[i][1] for i in wrong)
+    lines = [f"{pair[0]}\t{side}" for pair, side in zip(pairs, moved, strict=True)]
+    (tmp_path / "noisy.tsv").write_text("\n".join(lines), encoding="utf-8")
+    valid = tmp_path / "valid.tsv"
+    valid.write_text("\n".join(map("\t".join, PAIRS[:40])), encoding="utf-8")
+    out = tmp_path / "data"
+    asked = ["prepare", "--train", str(tmp_path / "noisy.tsv"), "--valid", str(valid)]
+    asked += ["--out", str(out), "--vocab-size", "350", "--score-with"]
+    assert main([*asked, "tatoeba-en-de"]) == 0
+    said = capsys.readouterr().out
+    assert "length ratio           line 61" in said  # found without a model
+    assert "15 of 149 training pairs dropped, which tatoeba-en-de scores worst" in said
+    rows = (out / "dropped.tsv").read_text("utf-8").splitlines()
+    dropped = [lines.index(row.split("\t", 2)[2]) for row in rows]
+    assert len(dropped) == 15 and sum(i in wrong for i in dropped) > 0.9 * 15
+    ready = Prepared.load(out, verify=True)
+    assert (len(ready.train), len(ready.valid)) == (134, 40)
+    assert main([*asked, "tatoeba-en-de", "--keep", "0.5"]) == 2
+    assert "was prepared from something else (noise is" in capsys.readouterr().err
+    assert main([*asked, "nobody"]) == 2
+    assert "nobody" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="keep=1: must be above 0 and below 1"):
+        noise_filter("tatoeba-en-de", 1)

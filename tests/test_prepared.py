@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import random
 import runpy
@@ -24,6 +25,7 @@ from made_pairs import V, some_pairs
 
 from transformer_lib import storage
 from transformer_lib.batches import (
+    PairFilter,
     Prepared,
     TokenPairs,
     batches,
@@ -309,6 +311,32 @@ def test_prepare_takes_a_sample_of_the_pairs(text, tmp_path):
     assert done.tokenizer.model == learned.model
     with pytest.raises(ValueError, match="max_pairs is 100, asked for is 99"):
         prepare(text, tmp_path / "a", 300, max_pairs=99)
+
+
+def test_the_worst_are_dropped_and_what_cannot_be_scored_is_kept(text, tmp_path):
+    """By hand: the score is the number of a pair, counted over pieces; odd ones, none."""
+    count = iter(range(10**6))
+
+    def score(piece):
+        numbers = [next(count) for _ in piece]
+        return [math.nan if n % 2 else n for n in numbers]
+
+    plain = prepare(text, tmp_path / "plain", 300)
+    noise = PairFilter("by hand", score, keep=0.9)
+    done = prepare(text, tmp_path / "kept", 300, noise=noise)
+    told = done.data["train"]["noise"]
+    scored = -(-len(plain.train) // 2)
+    assert told["scored"] == scored and told["dropped"] == round(0.1 * scored)
+    rows = (tmp_path / "kept" / "dropped.tsv").read_text("utf-8").splitlines()
+    numbers = [int(row.split("\t")[1]) for row in rows]
+    assert numbers == [2 * i + 1 for i in range(told["dropped"])]  # counted from 1
+    assert [row[1] for row in told["worst"]] == numbers[:5]
+    assert len(done.train) == len(plain.train) - len(rows)
+    assert len(done.valid) == len(plain.valid)
+    never = PairFilter("by nobody", lambda piece: [math.nan] * len(piece))
+    with pytest.raises(ValueError, match="by nobody can score none of the pairs"):
+        prepare(text, tmp_path / "none", 300, noise=never)
+    assert not (tmp_path / "none").exists()
 
 
 def test_further_copies_are_cut_anew_and_say_the_same(text, tmp_path):

@@ -19,6 +19,7 @@ from .plan import pack as pack
 from .plan import fill_rows as fill_rows
 from .plan import plan_packed as plan_packed
 from .prepared import Prepared as Prepared
+from .prepared import PairFilter as PairFilter
 from .prepared import prepare as prepare
 from .prepared import save_pairs as save_pairs
 from .prepared import load_pairs as load_pairs

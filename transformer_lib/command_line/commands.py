@@ -111,6 +111,8 @@ def _prepare(
     share: Annotated[float | None, Parameter(validator=Number(gt=0, lt=1))] = None,
     normalize: Literal["nmt_nfkc", "nfkc", "nfc", "identity"] | None = None,
     start_from: Start = None,
+    score_with: Name | None = None,
+    keep: Annotated[float, Parameter(validator=Number(gt=0, lt=1))] = 0.9,
     threads: int | None = None,
     seed: int = 0,
 ) -> None:
@@ -124,14 +126,21 @@ def _prepare(
         share: Part of the text to validate on without --valid (0.01).
         normalize: Done to all text (nfc; known corpora: nmt_nfkc).
         start_from: Take the tokens of this model, to train on from it.
+        score_with: Drop the pairs of train that this model finds least likely to be
+            translations; they are in OUT/dropped.tsv.
+        keep: Share that --score-with keeps.
         threads: Threads that tokenize (all cores).
         seed: Of the split, and of what is drawn.
     """
     spec = text.spec("train", {"train": train, "valid": valid}, share)
     tokens = runs.load_pretrained(start_from, "cpu")[1] if start_from else None
     how = vocab_size, model_type, max_length, tokens, threads, seed
-    show = sys.stderr.isatty()
-    done = library.prepare(spec, out, *how, show=show, normalize=normalize)
+    more: dict = {"show": sys.stderr.isatty(), "normalize": normalize}
+    if score_with:
+        from transformer_lib.fine_tuning import noise_filter
+
+        more["noise"] = noise_filter(score_with, keep)
+    done = library.prepare(spec, out, *how, **more)
     print(batches.prepared_text(done, out))
 
 # %% ../../notebooks/under_the_hood/18_command_line.ipynb #9ab17f1f

@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,14 @@ def sines_first(d_model: int) -> Tensor:
     return torch.arange(d_model).view(-1, 2).T.reshape(-1)
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #3eb235b1
-def marian_config(config: TransformerConfig, **changes):
-    """A model's settings as a transformers.MarianConfig, with changes."""
+def marian_config(config: TransformerConfig, pad_id: int = PAD, **changes):
+    """A model's settings as a transformers.MarianConfig, with changes.
+
+    Args:
+        config: The settings.
+        pad_id: Id of the padding there; all ids are rotated by it.
+        **changes: Settings of MarianConfig.
+    """
     from transformers import MarianConfig
 
     size: dict[str, Any] = {
@@ -113,18 +120,20 @@ def marian_config(config: TransformerConfig, **changes):
             f"{side}_ffn_dim": config.d_ff,
             f"{side}_attention_heads": config.num_heads,
         }
+    bos, eos = ((i + pad_id) % config.vocab_size for i in (BOS, EOS))
     settings = {
         "vocab_size": config.vocab_size,
+        "decoder_vocab_size": config.vocab_size,
         "d_model": config.d_model,
         "dropout": config.dropout,
         "activation_dropout": 0.0,
         "attention_dropout": config.attention_dropout,
         "activation_function": config.activation,
         "scale_embedding": True,
-        "pad_token_id": PAD,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "decoder_start_token_id": BOS,
+        "pad_token_id": pad_id,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "decoder_start_token_id": bos,
         "forced_eos_token_id": None,
         "share_encoder_decoder_embeddings": True,
         "tie_word_embeddings": True,
@@ -156,9 +165,35 @@ def to_marian(model: Transformer):
             twin.final_logits_bias.copy_(model.output.bias)
     return twin
 
+# %% ../../notebooks/under_the_hood/22_export.ipynb #8c1e0521
+@torch.no_grad()
+def _like_marians_own(twin) -> Any:
+    """The same model with the padding last and a start that is zero, as Marian has it.
+
+    Every embedding loses that of the start symbol; the first layers add it again. All
+    logits of a position change by one number, and no probability does.
+    """
+    c = twin.config
+    first = twin.model.shared.weight[BOS].clone()  # (D,)
+    scaled = first * c.d_model**0.5
+    for stack in (twin.model.encoder, twin.model.decoder):
+        attention = stack.layers[0].self_attn
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+            linear.bias += linear.weight @ scaled
+        attention.out_proj.bias += scaled  # on the way around the attention
+    twin.model.shared.weight.copy_((twin.model.shared.weight - first).roll(-1, 0))
+    twin.final_logits_bias.copy_(twin.final_logits_bias.roll(-1, 1))
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(c, name, (getattr(c, name) - 1) % c.vocab_size)
+    c.decoder_start_token_id = c.bos_token_id
+    return twin
+
 # %% ../../notebooks/under_the_hood/22_export.ipynb #8c1e0530
 def export_marian(model: Transformer, tokenizer: Tokenizer, folder: str | Path) -> Path:
     """Write a model as transformers' MarianMTModel and MarianTokenizer read it.
+
+    The padding has the last id, and the decoder starts from a zero embedding, so that
+    CTranslate2's own converter (ct2-transformers-converter) reads the folder, too.
 
     Args:
         model: A trained model with the paper's architecture (biases in attention and
@@ -179,15 +214,16 @@ def export_marian(model: Transformer, tokenizer: Tokenizer, folder: str | Path) 
     with _without_bars(), whole_folder(folder) as aside:
         from transformers import GenerationConfig, MarianTokenizer
 
-        twin = to_marian(model)
+        twin = _like_marians_own(to_marian(model))
+        c = twin.config
         twin.generation_config = GenerationConfig(
             num_beams=4,
             max_length=512,
-            bad_words_ids=[[i] for i in NEVER_GENERATED],
-            pad_token_id=PAD,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-            decoder_start_token_id=BOS,
+            bad_words_ids=[[(i - 1) % c.vocab_size] for i in NEVER_GENERATED],
+            pad_token_id=c.pad_token_id,
+            bos_token_id=c.bos_token_id,
+            eos_token_id=c.eos_token_id,
+            decoder_start_token_id=c.decoder_start_token_id,
         )
         try:
             twin.save_pretrained(aside)
@@ -195,7 +231,8 @@ def export_marian(model: Transformer, tokenizer: Tokenizer, folder: str | Path) 
             if number := re.search(r"os error (\d+)", str(error)):
                 raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
             raise
-        names = {name: i for i, name in enumerate(piece_names(tokenizer))}
+        pad, *others = piece_names(tokenizer)
+        names = {name: i for i, name in enumerate([*others, pad])}
         write_json(aside / "vocab.json", names)
         for side in ("source", "target"):
             (aside / f"{side}.spm").write_bytes(tokenizer.model)
@@ -211,11 +248,13 @@ def from_marian(
 ) -> tuple[Transformer, Tokenizer]:
     """Load a Marian model of transformers whose architecture is the paper's.
 
-    Swish, GELU, biases at the output and a start by the padding symbol are kept.
+    Swish, GELU, biases at the output, a start by the padding symbol, and embeddings
+    that are not shared or not scaled are kept.
 
     Args:
         folder: What export_marian wrote, or save_pretrained of MarianMTModel and
-            MarianTokenizer with this library's special ids.
+            MarianTokenizer with this library's special ids, or with each one less and
+            the padding last.
         device: Where the model goes; as default_device says if None.
 
     Returns:
@@ -253,6 +292,11 @@ def from_marian(
     return model.to(default_device(device)), Tokenizer(sides[0])
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #5c0e91d7
+def _padding_of(pad_id: int | None, vocab_size: int) -> int:
+    """By how much ids are rotated: the padding is first here, and may be last there."""
+    return vocab_size - 1 if pad_id == vocab_size - 1 else PAD
+
+
 def _other_pieces(source: bytes, target: bytes, names: dict[str, int]) -> str:
     """How the pieces of a Marian folder differ from what a Tokenizer can be, or "".
 
@@ -264,8 +308,9 @@ def _other_pieces(source: bytes, target: bytes, names: dict[str, int]) -> str:
     Raises:
         ValueError: If the SentencePiece model is damaged.
     """
-    found, wanted = [], [PAD, UNK, BOS, EOS]
-    ids = [names.get(piece) for piece in SPECIAL_PIECES]
+    found, ids = [], [names.get(piece) for piece in SPECIAL_PIECES]
+    size, pad = len(names), _padding_of(ids[0], len(names))
+    wanted = [(i + pad) % size for i in (PAD, UNK, BOS, EOS)]
     if source != target:
         found.append("source.spm and target.spm differ, as in models of OPUS-MT")
     if ids != wanted:
@@ -273,7 +318,7 @@ def _other_pieces(source: bytes, target: bytes, names: dict[str, int]) -> str:
         found.append(f"{special} have the ids {ids} instead of {wanted}")
     if not found:
         pieces = piece_names(Tokenizer(source))
-        if names != {piece: i for i, piece in enumerate(pieces)}:
+        if names != {piece: (i + pad) % size for i, piece in enumerate(pieces)}:
             found.append("vocab.json has other pieces or ids than source.spm")
     return ", and ".join(found)
 
@@ -285,6 +330,8 @@ def marian_model(twin, name: str = "the model") -> Transformer:
         ValueError: If its architecture is another; which setting says so.
     """
     c = twin.config
+    activation = "swish" if c.activation_function == "silu" else c.activation_function
+    shared = c.share_encoder_decoder_embeddings and c.tie_word_embeddings
     config = TransformerConfig(
         c.vocab_size,
         c.d_model,
@@ -295,12 +342,13 @@ def marian_model(twin, name: str = "the model") -> Transformer:
         attention_dropout=c.attention_dropout,
         attention_bias=True,
         output_bias=bool(twin.final_logits_bias.any()),
-        activation=c.activation_function if c.activation_function in _ALIKE else "relu",
+        activation=activation if activation in _ALIKE else "relu",
+        tie_embeddings=bool(shared and c.scale_embedding),
     )
-    model, start = Transformer(config), c.decoder_start_token_id
-    for key, wanted in marian_config(config).to_dict().items():
-        got = getattr(c, key, None)
-        if key == "decoder_start_token_id" and got == PAD:
+    model, pad = Transformer(config), _padding_of(c.pad_token_id, c.vocab_size)
+    for key, wanted in marian_config(config, pad).to_dict().items():
+        got = activation if key == "activation_function" else getattr(c, key, None)
+        if key == "decoder_start_token_id" and got == pad:
             continue
         if key in _MUST_AGREE and got != wanted:
             raise ValueError(
@@ -309,18 +357,27 @@ def marian_model(twin, name: str = "the model") -> Transformer:
             )
     back = sines_first(c.d_model).argsort()
     theirs = dict(twin.named_parameters())
+    scale = 1 if c.scale_embedding else c.d_model**-0.5  # ours are always multiplied
+    tables = [
+        (model.src_embedding, twin.model.encoder.embed_tokens.weight * scale),
+        (model.tgt_embedding, twin.model.decoder.embed_tokens.weight * scale),
+        (model.output, twin.lm_head.weight),
+    ]
     with torch.no_grad():
-        for place, tensor, axes in marian_places(model):
+        for ours, table in tables:
+            ours.weight.copy_(table.index_select(1, back).roll(-pad, 0))
+        for place, tensor, axes in islice(marian_places(model), 1, None):
             found = theirs[place]
             for axis in axes:
                 found = found.index_select(axis, back)
             tensor.copy_(found)
         if config.output_bias:
-            model.output.bias.copy_(twin.final_logits_bias[0])
-        if start == PAD:  # our decoder begins with BOS: it shall see the same row
-            for table in (model.output.weight, model.output.bias):
-                if table is not None:
-                    table[BOS] = table[PAD]
+            model.output.bias.copy_(twin.final_logits_bias[0].roll(-pad))
+        if c.decoder_start_token_id == pad:  # ours begins with BOS: it gets the row
+            for rows in (model.tgt_embedding.weight, model.output.weight):
+                rows[BOS] = rows[PAD]
+            if config.output_bias:
+                model.output.bias[BOS] = model.output.bias[PAD]
     return model.eval()
 
 
@@ -330,15 +387,13 @@ _ALIKE = ("relu", "gelu", "swish")  # activations that both have by these names
 _MUST_AGREE = {
     "model_type",
     "activation_function",
-    "scale_embedding",
     "decoder_layers",
     "decoder_ffn_dim",
     "decoder_attention_heads",
     "pad_token_id",
     "eos_token_id",
     "decoder_start_token_id",
-    "share_encoder_decoder_embeddings",
-    "tie_word_embeddings",
+    "decoder_vocab_size",
 }
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #8a12a460
@@ -349,8 +404,11 @@ def marian_scores(folder: Path, src, tgt) -> list[list[float]]:
 
         twin = MarianMTModel.from_pretrained(folder, local_files_only=True).eval()
 
+    pad, size = twin.config.pad_token_id, twin.config.vocab_size
+
     def forward(src_ids, tgt_in):
-        mask = src_ids != PAD
-        return twin(src_ids, attention_mask=mask, decoder_input_ids=tgt_in).logits
+        mask, read = src_ids != PAD, (tgt_in + pad) % size
+        given = {"attention_mask": mask, "decoder_input_ids": read}
+        return twin((src_ids + pad) % size, **given).logits.roll(-pad, dims=-1)
 
     return token_scores(forward, src, tgt)
