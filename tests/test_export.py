@@ -632,7 +632,7 @@ def test_marian_says_the_same(tmp_path, changes):
 
 @pytest.mark.parametrize("changes", [{}, {"activation": "swish", "output_bias": True}])
 def test_ctranslate2_converts_our_marian_folder(tmp_path, changes):
-    """By its own converter. It leaves the padding out, so our softmax does here, too."""
+    """By its own converter. It leaves out the padding; so does our softmax here."""
     from ctranslate2 import Translator as Engine
     from ctranslate2.converters import TransformersConverter
 
@@ -648,7 +648,8 @@ def test_ctranslate2_converts_our_marian_folder(tmp_path, changes):
         return model(src_ids, tgt_ids).index_fill(-1, torch.tensor([PAD]), -torch.inf)
 
     pieces = tokenizer.processor.id_to_piece
-    rows = [[*map(pieces, [*ids, EOS])] for ids in src], [[*map(pieces, t)] for t in tgt]
+    rows = [[[*map(pieces, ids)] for ids in side] for side in (src, tgt)]
+    rows[0] = [[*row, "</s>"] for row in rows[0]]
     scores = [row.log_probs for row in engine.score_batch(*rows)]
     assert_same_scores(scores, token_scores(without_padding, src, tgt))
     found = engine.translate_batch(rows[0], beam_size=1, max_decoding_length=9)
@@ -746,7 +747,8 @@ def test_marians_of_other_kinds_are_read(change):
     read = [torch.cat([one, tgt], dim=1) for one in first]
     said = slice(4, None)
     found, wanted = ours(src, read[0]), twin(src, decoder_input_ids=read[1]).logits
-    torch.testing.assert_close(found[..., said], wanted[..., said], atol=1e-4, rtol=1e-4)
+    found, wanted = found[..., said], wanted[..., said]
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swish"])

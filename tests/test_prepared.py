@@ -314,7 +314,7 @@ def test_prepare_takes_a_sample_of_the_pairs(text, tmp_path):
 
 
 def test_the_worst_are_dropped_and_what_cannot_be_scored_is_kept(text, tmp_path):
-    """By hand: the score is the number of a pair, counted over pieces; odd ones, none."""
+    """By hand: the score is the number of a pair; every second one has none."""
     count = iter(range(10**6))
 
     def score(piece):

@@ -728,11 +728,12 @@ def prepared_text(prepared: Prepared, folder: str | Path) -> str:
         said.append(data["cleaning"])
     if noise := data["train"].get("noise"):
         said.append(
-            f"{noise['dropped']:,} of {noise['scored']:,} training pairs dropped, which "
-            f"{noise['name']} scores worst (on average {noise['mean_dropped']:.2f}; the "
-            f"others {noise['mean_kept']:.2f}). They are in {folder}/dropped.tsv; worst:"
+            "{dropped:,} of {scored:,} training pairs dropped, which {name} scores worst "
+            "(mean {mean_dropped:.2f}; of the others {mean_kept:.2f}).".format(**noise)
         )
-        said += ["  {:.2f} pair {}: {!r} -> {!r}".format(*row) for row in noise["worst"]]
+        said.append(f"They are in {folder}/dropped.tsv. The worst:")
+        for row in noise["worst"]:
+            said.append("  {:.2f} pair {}: {!r} -> {!r}".format(*row))
     for split in ("train", "valid"):
         if folded := data[split].get("folded"):
             said.append(

@@ -359,13 +359,13 @@ def marian_model(twin, name: str = "the model") -> Transformer:
     theirs = dict(twin.named_parameters())
     scale = 1 if c.scale_embedding else c.d_model**-0.5  # ours are always multiplied
     tables = [
-        (model.src_embedding, twin.model.encoder.embed_tokens.weight * scale),
-        (model.tgt_embedding, twin.model.decoder.embed_tokens.weight * scale),
-        (model.output, twin.lm_head.weight),
+        (model.src_embedding.weight, twin.model.encoder.embed_tokens.weight * scale),
+        (model.tgt_embedding.weight, twin.model.decoder.embed_tokens.weight * scale),
+        (model.output.weight, twin.lm_head.weight),
     ]
     with torch.no_grad():
         for ours, table in tables:
-            ours.weight.copy_(table.index_select(1, back).roll(-pad, 0))
+            ours.copy_(table.index_select(1, back).roll(-pad, 0))
         for place, tensor, axes in islice(marian_places(model), 1, None):
             found = theirs[place]
             for axis in axes:

@@ -302,10 +302,10 @@ def _check_folder(recipe: Recipe, run_dir: Path) -> None:
     there, wanted = asdict(_read_recipe(run_dir / "recipe.json")), asdict(recipe)
     odd = sorted(k for k in there if there[k] != wanted[k] and k not in _HARMLESS)
     if odd:
-        own = ", ".join(f"{name}={there[name]!r}" for name in odd)
+        has = ", ".join(f"{name}={there[name]!r}" for name in odd)
         raise ValueError(
             f"{run_dir} holds a run of another recipe (it differs in {odd}: that run "
-            f"has {own}); choose another folder, or delete that one."
+            f"has {has}); choose another folder, or delete that one."
         )
 
 
