@@ -301,7 +301,7 @@ def a_marian_like_those_of_the_hub(tokenizer, folder):
     [(a_marian_of_ours, "relu"), (a_marian_like_those_of_the_hub, "swish")],
 )
 def test_a_marian_model_is_trained_on(tokenizer, tmp_path, made, activation):
-    """A Marian model made by transformers goes on here, and back: equal probabilities."""
+    """A Marian model of transformers goes on here, and back: the same probabilities."""
     pytest.importorskip("transformers")
     from transformer_lib.export import from_marian, to_marian
 
