@@ -14,6 +14,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import serving
 from deep_translator import LibreTranslator
 from engines import MANY, ODD, exact_engine, int8_engine, sentences
 from libretranslatepy import LibreTranslateAPI
@@ -582,3 +583,36 @@ def test_a_server_loses_no_text(exact):
     assert content["notes"] == [
         "line 17 is mostly characters that the model has not learned: copied"
     ]
+
+
+def test_the_benchmark_runs(tmp_path):
+    """benchmarks/serving.py --quick: a server of CTranslate2 alone says the same."""
+    serving.main(["--quick", "--out", str(tmp_path / "record.json")])
+    record = json.loads((tmp_path / "record.json").read_text("utf-8"))
+    names = {"ours torch", "ours float32", "plain float32"}
+    assert record["same_by_greedy_search"] == dict.fromkeys(names, 1.0)
+    assert [(one["threads"], one["clients"]) for one in record["cells"]] == [
+        (1, 1),
+        (1, 8),
+    ]
+    for one in record["cells"]:
+        assert one["servers"].keys() == names
+        assert one["servers"]["ours float32"]["same_as_torch"] == 1
+        ratio = one["times_peer"]["plain float32"]
+        assert 0 < ratio["low"] <= ratio["ratio"] <= ratio["high"]
+
+
+def test_the_benchmark_says_why_a_server_does_not_answer(tmp_path):
+    command = [sys.executable, "-c", "raise SystemExit('no such model')"]
+    server = serving.Server(command, tmp_path / "log", {})
+    with pytest.raises(RuntimeError, match="does not answer: no such model"):
+        server.ready()
+
+
+def test_the_benchmark_gives_each_translation_to_its_text(served):
+    port, texts = served.keywords["address"][1], [f"text {n}" for n in range(50)]
+    found = serving.load(port, texts, clients=7)
+    assert found["found"] == [text[::-1] for text in texts]
+    assert all(0 < wait <= found["seconds"] for wait in found["waits"])
+    with pytest.raises(RuntimeError, match="'fail' is answered by .*no memory"):
+        serving.load(port, ["fail"], clients=1)
