@@ -383,7 +383,7 @@ def test_wrong_translations_are_dropped(tmp_path, capsys):
     assert main([*asked, "tatoeba-en-de"]) == 0
     said = capsys.readouterr().out
     assert "length ratio           line 61" in said  # found without a model
-    assert "15 of 149 training pairs dropped, which tatoeba-en-de scores worst" in said
+    assert "15 of 149 training pairs dropped, the worst by tatoeba-en-de" in said
     rows = (out / "dropped.tsv").read_text("utf-8").splitlines()
     dropped = [lines.index(row.split("\t", 2)[2]) for row in rows]
     assert len(dropped) == 15 and sum(i in wrong for i in dropped) > 0.9 * 15

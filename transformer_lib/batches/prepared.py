@@ -728,7 +728,7 @@ def prepared_text(prepared: Prepared, folder: str | Path) -> str:
         said.append(data["cleaning"])
     if noise := data["train"].get("noise"):
         said.append(
-            "{dropped:,} of {scored:,} training pairs dropped, which {name} scores worst "
+            "{dropped:,} of {scored:,} training pairs dropped, the worst by {name} "
             "(mean {mean_dropped:.2f}; of the others {mean_kept:.2f}).".format(**noise)
         )
         said.append(f"They are in {folder}/dropped.tsv. The worst:")
