@@ -18,6 +18,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import sacrebleu
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from transformer_lib.batches import Prepared
 from transformer_lib.command_line import doctor, main
 from transformer_lib.command_line import program as cli
 from transformer_lib.corpora import load_corpus
+from transformer_lib.evaluation import Score
 from transformer_lib.export import exporter
 from transformer_lib.fine_tuning import recipe_for
 from transformer_lib.parsing import read_trees
@@ -103,8 +105,8 @@ def test_four_commands_make_a_translator(at, monkeypatch, capsys):
     Path("other.json").write_text(json.dumps(scores | {"outputs": references}))
     assert main(["evaluate", "mine", *test, "--compare", "other.json"]) == 0
     beside = capsys.readouterr().out.split("Beside other.json")[1]
-    found = re.findall(r"(?m)^(\w+) .* from 100.00 there.* p = ([\d.]+)$", beside)
-    assert found == [("BLEU", "0.001"), ("chrF2", "0.001")]
+    found = re.findall(r"(?m)^(\S+) .* from 100.00 there.* p = ([\d.]+)$", beside)
+    assert found == [("chrF++", "0.001"), ("BLEU", "0.001")]
 
 
 def test_a_second_train_goes_on_and_another_recipe_is_refused(at, capsys):
@@ -300,6 +302,49 @@ def test_evaluate_and_diagnose_say_what_they_leave_out(at, capsys):
     assert record["first_left_out"]["one side empty"] == [6, 18, 30, 42]
     assert main(["diagnose", *asked, "--data", "data", "--sentences", "4"]) in (0, 1)
     assert "kept 40 of 48 lines" in capsys.readouterr().out
+
+
+def test_evaluate_takes_several_references(at, capsys):
+    """They count as in sacreBLEU, and lines that do not belong together are refused."""
+    first, other = ((at / name).read_text("utf-8") for name in ("test.de", "test.en"))
+    Path("second.de").write_text(other, "utf-8")
+    asked = ["evaluate", "run", "--beam-size", "1", "--test", "test.en", "test.de"]
+    assert main([*asked, "second.de", "--json", "two.json"]) == 0
+    said = capsys.readouterr().out
+    record = json.loads(Path("two.json").read_text())
+    lists = [text.splitlines() for text in (first, other)]
+    for name, metric in (
+        ("chrF++", sacrebleu.CHRF(word_order=2)),
+        ("BLEU", sacrebleu.BLEU()),
+    ):
+        want = metric.corpus_score(record["outputs"], lists).score
+        assert record[name]["value"] == want and f"{name:8}{want:7.2f}  nrefs:2" in said
+    assert main([*asked, "second.de", "--compare", "two.json"]) == 0
+    Path("short.de").write_text("\n".join(lists[0][1:]), "utf-8")
+    assert main([*asked, "short.de"]) == 2
+    assert "test.en has 12 lines and short.de has 11" in capsys.readouterr().err
+    Path("gap.de").write_text(first.replace(lists[0][4], "", 1), "utf-8")
+    assert main([*asked, "gap.de"]) == 2
+    assert "gap.de lacks other lines than test.de" in capsys.readouterr().err
+
+
+def test_evaluate_asks_comet_where_it_is_installed(at, capsys, monkeypatch):
+    asked = ["evaluate", "run", "--beam-size", "1", "--test", "test.en", "test.de"]
+    monkeypatch.setitem(sys.modules, "comet", None)
+    assert main([*asked, "--comet"]) == 2
+    assert "pip install unbabel-comet" in capsys.readouterr().err
+    names = []
+
+    def scorer(name, gpus):
+        names.append(name)
+        return lambda sources, outputs, references: Score(0.5, "model:it")
+
+    monkeypatch.setattr("transformer_lib.evaluation.comet_scorer", scorer)
+    assert main([*asked, "--comet"]) == 0
+    assert "COMET    0.5000  model:it" in capsys.readouterr().out
+    assert main([*asked, "--comet", "mine.ckpt", "--json", "judged.json"]) == 0
+    assert names == ["Unbabel/wmt22-comet-da", "mine.ckpt"]
+    assert json.loads(Path("judged.json").read_text())["COMET"]["value"] == 0.5
 
 
 def test_evaluate_says_which_tokens_it_counts(at, capsys, monkeypatch):
@@ -721,7 +766,12 @@ def test_the_program_is_a_module_too(at):
     assert told.returncode == 2 and "nowhere" in told.stderr
 
 
-@pytest.mark.parametrize(("command", "option"), OPTIONS)
+MAY_BE_ALONE = ("evaluate", "--comet")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [one for one in OPTIONS if one != MAY_BE_ALONE]
+)
 def test_two_dashes_are_no_value_of_an_option(command, option, capsys):
     assert main([command, option, "--"]) == 2
     assert f"parameter {option} requires " in capsys.readouterr().err

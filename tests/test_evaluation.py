@@ -5,6 +5,8 @@ import math
 import random
 import shutil
 import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
 from urllib.error import URLError
 
 import numpy as np
@@ -30,6 +32,7 @@ from transformer_lib.evaluation import (
     paired_bootstrap,
     perplexity,
     sacre_bleu,
+    scores_text,
     sentence_bleu,
     split_at_hyphens,
     tokenized_bleu,
@@ -294,15 +297,24 @@ def systems():
     return noisy(references, 1, 0.3), noisy(references, 2, 0.27), references
 
 
-@pytest.mark.parametrize("name", ["BLEU", "chrF2"])
-def test_bootstrap_is_sacrebleus(systems, name, monkeypatch):
+METRICS = {
+    "BLEU": sacrebleu.BLEU,
+    "chrF2": sacrebleu.CHRF,
+    "chrF++": lambda: sacrebleu.CHRF(word_order=2),
+}
+
+
+@pytest.mark.parametrize("nrefs", [1, 3])
+@pytest.mark.parametrize("name", METRICS)
+def test_bootstrap_is_sacrebleus(systems, name, nrefs, monkeypatch):
     monkeypatch.setenv("SACREBLEU_SEED", "12345")
     first, second, references = systems
-    metric = sacrebleu.BLEU() if name == "BLEU" else sacrebleu.CHRF()
+    lists = [references, *(noisy(references, seed, 0.5) for seed in (3, 4))][:nrefs]
     test = PairedTest(
-        [("a", first), ("b", second)], {name: metric}, [references], "bs", 300
+        [("a", first), ("b", second)], {name: METRICS[name]()}, lists, "bs", 300
     )
-    _, theirs = test()[1][name]
+    references = lists if nrefs > 1 else references
+    _, theirs = test()[1][name.replace("++", "2++")]
     found = paired_bootstrap(first, second, references, name, samples=300)
     ours = bootstrap_interval(second, references, name, samples=300)  # they: float32
     assert found.second == ours.value == pytest.approx(theirs.score, abs=1e-9)
@@ -310,6 +322,131 @@ def test_bootstrap_is_sacrebleus(systems, name, monkeypatch):
     assert (ours.high - ours.low) / 2 == pytest.approx(theirs.ci, abs=1e-4)
     assert found.p_value == pytest.approx(theirs.p_value, abs=0.01)
     assert found.low <= found.second - found.first <= found.high
+
+
+def test_several_references_are_sacrebleus(systems, tmp_path):
+    """Scores and signatures are those of its command, which reads three files."""
+    said, *more, references = systems
+    lists = [*(noisy(one, 5, 0.2) for one in more), references]
+    lists[0][3] = "(Ach so!) " + lists[0][3]
+    files = []
+    for number, side in enumerate([said, *lists]):
+        files.append(tmp_path / f"{number}.de")
+        files[-1].write_text("".join(line + "\n" for line in side), "utf-8")
+    command = [*map(str, files[1:]), "-i", str(files[0]), "-w", "9", "-f", "json"]
+    told = subprocess.run(
+        [sys.executable, "-m", "sacrebleu", *command, "-m", "bleu", "chrf"]
+        + ["--chrf-word-order", "2"],
+        capture_output=True,
+        check=True,
+    )
+    bleu_, letters = json.loads(told.stdout)
+    assert "nrefs:2" in bleu_["signature"] and letters["name"] == "chrF2++"
+    for score, want in (
+        (sacre_bleu(said, lists), bleu_),
+        (chrf(said, lists, word_order=2), letters),
+    ):
+        assert score.value == pytest.approx(want["score"], abs=1e-8)
+        assert score.signature == want["signature"]
+    assert sacre_bleu(said, lists).value > sacre_bleu(said, references).value
+    alone = [
+        sacrebleu.sentence_bleu(text, list(some)).score
+        for text, *some in zip(said, *lists, strict=True)
+    ]
+    assert sentence_bleu(said, lists) == pytest.approx(alone)
+    pairs = [(text, one) for text, one in zip(said, lists[0], strict=True)]
+    record = evaluate(Copies(), pairs, samples=9, references=lists[1:])
+    assert record["BLEU"]["signature"] == bleu_["signature"]
+    assert record["chrF++"]["value"] == pytest.approx(letters["score"], abs=1e-8)
+    lines = scores_text(record | {"tokens": 1}).splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["chrF++", "BLEU", "chrF2"]
+    with pytest.raises(ValueError, match="150 hypotheses and 149 references"):
+        chrf(said, [lists[0], lists[1][1:]])
+
+
+class CometLike(ModuleType):
+    """Takes what unbabel-comet 2.2.7 takes, and scores by length."""
+
+    __version__ = "2.2.7"
+
+    def __init__(self):
+        super().__init__("comet")
+        self.asked, self.samples = [], []
+
+    def download_model(self, model, saving_directory=None, local_files_only=False):
+        if model != "Unbabel/wmt22-comet-da":
+            raise KeyError(f"Model '{model}' not supported by COMET.")
+        return "/cache/checkpoints/model.ckpt"
+
+    def load_from_checkpoint(
+        self,
+        checkpoint_path,
+        reload_hparams=False,
+        strict=False,
+        local_files_only=False,
+    ):
+        self.asked.append(checkpoint_path)
+        if checkpoint_path == "none.ckpt":
+            raise Exception(f"Invalid checkpoint path: {checkpoint_path}")
+        return SimpleNamespace(predict=self.predict)
+
+    def predict(
+        self,
+        samples,
+        batch_size=16,
+        gpus=1,
+        devices=None,
+        mc_dropout=0,
+        progress_bar=True,
+        accelerator="auto",
+        num_workers=None,
+        length_batching=True,
+    ):
+        assert gpus == 0 and devices is None
+        for sample in samples:
+            assert {k: type(v) for k, v in sample.items()} == dict.fromkeys(
+                ("src", "mt", "ref"), str
+            )
+        self.samples = samples
+        scores = [len(one["mt"]) / (1 + len(one["ref"])) for one in samples]
+        return SimpleNamespace(scores=scores, system_score=sum(scores) / len(scores))
+
+
+def test_comet_reads_source_output_and_first_reference(monkeypatch):
+    comet = CometLike()
+    monkeypatch.setitem(sys.modules, "comet", comet)
+    pairs, name = [("a b", "Ja."), ("c", "Nein.")], "Unbabel/wmt22-comet-da"
+    record = evaluate(
+        Copies(), pairs, samples=9, references=[["Jawohl.", "Nö."]], comet=name
+    )
+    assert comet.samples == [
+        {"src": "a b", "mt": "a b", "ref": "Ja."},
+        {"src": "c", "mt": "c", "ref": "Nein."},
+    ]
+    signature = f"model:{name}|version:unbabel-comet-2.2.7"
+    want = (3 / 4 + 1 / 6) / 2
+    assert record["COMET"] == {"value": want, "signature": signature}
+    assert json.loads(json.dumps(record)) == record
+    lines = scores_text(record | {"tokens": 1}).splitlines()
+    assert lines[0].startswith("chrF++") and f"COMET    0.4583  {signature}" in lines
+    evaluate(Copies(), pairs, samples=9, comet="mine.ckpt")
+    assert comet.asked == ["/cache/checkpoints/model.ckpt", "mine.ckpt"]
+
+
+class Unasked:
+    def __call__(self, sentences, **settings):
+        raise AssertionError("translated in vain")
+
+
+@pytest.mark.parametrize("name", ["none.ckpt", "wmt99"])
+def test_a_comet_that_is_not_there_is_said_before_the_work(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "comet", CometLike())
+    with pytest.raises(ValueError, match=f"COMET model '{name}' cannot be loaded"):
+        evaluate(Unasked(), [("a", "b")], comet=name)
+    monkeypatch.setitem(sys.modules, "comet", None)
+    with pytest.raises(ValueError, match="not installed .*: pip install unbabel-comet"):
+        evaluate(Unasked(), [("a", "b")], comet=name)
+    assert "COMET" not in evaluate(Copies(), [("a", "b")], samples=9)
 
 
 def test_bootstrap_is_seeded_and_knows_equals(systems):

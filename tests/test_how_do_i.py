@@ -113,7 +113,7 @@ def test_the_lines_work_as_they_are_typed(
 
 def test_tags_and_placeholders_come_out_as_they_went_in(capsys):
     type_in(*ANSWERS["Keep tags, links and placeholders"][0])
-    assert "<b>{title}</b>" in capsys.readouterr().out
+    assert "<b>Buch</b> {title}" in capsys.readouterr().out
 
 
 def test_the_citation_is_that_of_the_release():

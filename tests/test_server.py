@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import functools
+import html
 import http.client
 import json
+import re
 import signal
 import socket
 import struct
@@ -12,6 +14,8 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from urllib.parse import urlencode
 
 import pytest
 import serving
@@ -20,6 +24,7 @@ from engines import MANY, ODD, exact_engine, int8_engine, sentences
 from libretranslatepy import LibreTranslateAPI
 
 from transformer_lib import server as server_module
+from transformer_lib.translator import Translator
 
 
 @pytest.fixture(scope="module")
@@ -429,12 +434,119 @@ def test_deep_translator(served):
     [
         ({"source": "fr"}, "source 'fr' is not supported: only 'en' is"),
         ({"target": "en"}, "target 'en' is not supported: only 'de' is"),
-        ({"format": "html"}, "format 'html' is not supported: only 'text' is"),
+        ({"format": "pdf"}, "format 'pdf' is not supported: 'text' and 'html' are"),
+        ({"format": ["html"]}, "is not supported: 'text' and 'html' are"),
     ],
 )
 def test_what_it_cannot_do_it_says(served, more, telling):
     status, content = served(body=json.dumps({"q": "ab", **more}).encode())
     assert status == 400 and telling in content["error"]
+
+
+class Kept(HTMLParser):
+    """What Python's own parser finds that is not to change: tags, comments, scripts."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.found, self.text, self.raw = [], "", False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, attrs))
+        self.raw = tag in ("script", "style", "pre", "code")
+
+    def handle_endtag(self, tag):
+        self.found.append(tag)
+        self.raw = False
+
+    def handle_data(self, data):
+        if self.raw:
+            self.found.append(data)
+        else:
+            self.text += data
+
+    def handle_comment(self, data):
+        self.found.append(("comment", data))
+
+
+HTML = {
+    "a word": "Hello",
+    "inside a sentence": "See the <b>old</b> man<br>and <i class='x'>go</i>.",
+    "entities": "<p>a &lt; b &amp; c &gt; d &lt;b&gt; &quot;e&quot; &uuml;&nbsp;f</p>",
+    "blocks": "<h1>One.</h1>\n\n<ul>\n <li>Two</li>\n <li>Three.</li>\n</ul>\n",
+    "a page": "<!doctype html><html lang=en><head><title>A page</title>"
+    "<style>p > b { color: red }</style><script>if (a < b && c) go('</b>')</script>"
+    "</head><body><!-- not <b>this</b> --><p>Text.</p><pre>a  b\nc</pre></body></html>",
+    "attributes": """<a href="/?a=1&amp;b=2" title="a > b's">go</a> <img alt='"x"'>""",
+    "broken": "a <b>b<i>c</b> < d </p> <p e & f &amp",
+    "lines in tags": "<a\n href='x'\n>go\nthere</a> now",
+    "nothing": "<p>&nbsp;</p> \n",
+    "code": "Type <code>rm -r x</code> now.",
+    "private characters": "a \U000f0000 <b>c</b> \U00100001",
+}
+
+
+@pytest.mark.parametrize("case", HTML)
+def test_html_keeps_what_is_no_text(case):
+    """By Python's own parser; the translation leaves the text as it is, or shouts."""
+    for change in (str, str.upper):
+        with serving_with(lambda lines, tell, how=change: [*map(how, lines)]) as ask:
+            body = urlencode({"q": HTML[case], "format": "html"})
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            status, said = ask(body=body, headers=kind)
+        asked, got = Kept(HTML[case]), Kept(said["translatedText"])
+        assert status == 200 and got.found == asked.found
+        assert got.text.split() == change(asked.text).split()
+
+
+def test_html_in_a_list_and_beside_text():
+    heard = []
+
+    def translate(lines, tell):
+        heard.extend(lines)
+        return [line.upper() for line in lines]
+
+    with serving_with(translate) as ask:
+        texts = ["<p>a &amp; b</p>", "c"]
+        body = json.dumps({"q": texts, "format": "html"})
+        assert ask(body=body)[1]["translatedText"] == ["<p>A &amp; B</p>", "C"]
+        body = json.dumps({"q": "<p>a &amp; b</p>", "format": "text"})
+        assert ask(body=body)[1]["translatedText"] == "<P>A &AMP; B</P>"
+    assert heard == ["a & b", "c", "<p>a &amp; b</p>"]
+
+
+@pytest.mark.parametrize("start", ["<a '", "<a b=''", "<", "<!--", "<script>", " "])
+def test_html_that_never_ends(start):
+    """Time that grows with the square of the length would end no test."""
+    text = start * (2**19 // len(start))
+    lines, join = server_module.html_lines(text)
+    assert "".join(html.unescape(join(lines)).split()) == "".join(text.split())
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return Translator.from_pretrained("tatoeba-en-de", "cpu", keep_markup=True)
+
+
+def test_markup_through_http(shipped):
+    """By the model that ships, as text by a client that exists, as HTML by hand."""
+    site, mail = "https://example.org/a?b=1&c=2", "help@example.org"
+    with serving_with(functools.partial(shipped, beam_size=1)) as ask:
+        api = LibreTranslateAPI(address_of(ask))
+        said = api.translate(f"Please visit {site} today. I know {{name}}.", "en", "de")
+        assert site in said.split("{name}")[0] and "besuch" in said
+        said = f"Please write to {mail}. The <b>house</b> is old."
+        said = api.translate(said, "en", "de")
+        assert mail in said and "<b>Haus</b>" in said
+        page = (
+            f"<p>The <b>house</b> is old &amp; {{name}} is tired.</p><p>See {mail}.</p>"
+        )
+        body = json.dumps({"q": page, "format": "html"})
+        said = ask(body=body)[1]["translatedText"]
+    assert said.startswith("<p>Das <b>Haus</b> ist alt") and "{name}" in said
+    assert re.fullmatch(r"<p>.*</p><p>[^<>]*help@example\.org[^<>]*</p>", said)
+    assert "&" not in said.replace("&amp;", "")
 
 
 def test_its_description_is_of_what_it_answers(served):

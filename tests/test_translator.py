@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import threading
 import time
 import warnings
@@ -750,6 +751,8 @@ KEPT = {
     "My address is tom.x+y@mail.example.org.": ["tom.x+y@mail.example.org."],
     "The file %s has {count} lines and %(n)d words.": ["%s", "{count}"],
     "See https://a.org/x. Thank you.": ["https://a.org/x. Danke"],
+    "The <b>house<br>is</b> old.": ["<b>", "<br>", "</b>"],
+    "Type <code>rm old</code> now.": ["<code>rm old</code>"],
 }
 
 
@@ -760,6 +763,8 @@ def test_markup_is_kept_at_its_place(keeping):
         assert not any(c >= "\U000f0000" for c in out)
     both = "\n".join(KEPT)
     assert keeping(both).split("\n") == keeping(list(KEPT))  # a text and lines
+    said = keeping("Hello {name}, please write to help@example.org.")
+    assert re.search(r"(?<!\w)\{name\}(?!\w)", said)  # it touched a comma, no word
     every = [one.text for one in keeping.n_best("Tom <b>never</b> reads books.", 4)]
     assert all(one.count("<b>") == one.count("</b>") == 1 for one in every)
 

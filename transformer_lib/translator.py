@@ -558,7 +558,8 @@ def take_out(text: str, unknown: Unknown) -> tuple[str, list[Sign]]:
     between = [text[end:start] for (_, end), start in zip(runs, starts, strict=True)]
     left, signs = between[0], []
     for (start, end), right in zip(runs[1:], between[1:], strict=True):
-        touches = left[-1:].strip() != "", right[:1].strip() != ""
+        sides = text[start - 1 : start], text[end : end + 1]
+        touches = sides[0].strip() != "", sides[1].strip() != ""
         left, right = left.rstrip(), right.lstrip()
         words = left[-1:].isalnum() and right[:1].isalnum()
         words = words and not regex.search(_EAST_ASIAN, left[-1] + right[0])
@@ -571,6 +572,8 @@ def take_out(text: str, unknown: Unknown) -> tuple[str, list[Sign]]:
 # %% ../notebooks/under_the_hood/17_translator.ipynb #8cfe30c5
 def put_back(out: str, text: str, signs: Sequence[Sign], links=None) -> str:
     """A translation with the signs that take_out found, each at its place.
+
+    A sign that touched a comma or the like touches no word instead.
 
     Args:
         out: The translation of what was left.
@@ -597,8 +600,13 @@ def put_back(out: str, text: str, signs: Sequence[Sign], links=None) -> str:
             done = max(done, start)
             continue
         whole = (whole + out[done:start]).rstrip()
-        whole += (" " if whole and not sign.left else "") + sign.text
-        whole += "" if sign.right else " "
+        rest = out[max(done, end) :].lstrip()
+        sides = text[: sign.at][-1:], text[sign.at :].lstrip()[:1]
+        letters = [side.isalnum() for side in sides]
+        left = sign.left and (letters[0] or not whole[-1:].isalnum())
+        right = sign.right and (letters[1] or not rest[:1].isalnum())
+        whole += (" " if whole and not left else "") + sign.text
+        whole += "" if right else " "
         done = max(done, end + len(out[end:]) - len(out[end:].lstrip()))
     return (whole + out[done:]).strip()
 
@@ -628,8 +636,9 @@ def _place_of(sign: Sign, out: str, text: str) -> tuple[int, int]:
 
 # %% ../notebooks/under_the_hood/17_translator.ipynb #f3a40657
 _MARKUP = re.compile(
-    r"(?P<close></[a-zA-Z][^<>\n]*>)"
-    r"|(?P<open><[a-zA-Z](?:[^<>\n]*[^<>\n/])?>)"
+    r"<code>[^<>\n]*</code>"  # no text of a language
+    r"|(?P<close></[a-zA-Z][^<>\n]*>)"
+    r"|(?P<open><(?!(?:br|hr|img|input|wbr)\b)[a-zA-Z](?:[^<>\n]*[^<>\n/])?>)"
     r"|<[a-zA-Z!][^<>\n]*>"  # a tag that is alone, such as <br/>
     r"|\b\w+://[^\s<>\"]*[\w/]|\bwww\.[^\s<>\"]*[\w/]"  # URLs
     r"|[\w.+-]+@[\w-]+\.[\w.-]*\w"  # addresses of mail
@@ -651,15 +660,18 @@ def hide_markup(
     """
     kept: dict[str, str] = {}
     seen: dict[str, str] = {}
+    given = list(_each_line(sentences))
+    own = [ord(c) & 0x7FFF for c in set().union(*given) if _TAG.match(c)]
+    free = max(own, default=-1) + 1  # characters that the text has stay its own
 
     def hidden(match: re.Match) -> str:
         text = one_line(match[0])
-        if text not in seen and len(seen) < 0x7FF0:
-            seen[text] = chr(_FIRST[match.lastgroup] + len(seen))
+        if text not in seen and free + len(seen) < 0x7FF0:
+            seen[text] = chr(_FIRST[match.lastgroup] + free + len(seen))
             kept[seen[text]] = text
         return seen.get(text, match[0])
 
-    lines = [_MARKUP.sub(hidden, line) for line in _each_line(sentences)]
+    lines = [_MARKUP.sub(hidden, line) for line in given]
     return ("\n".join(lines) if isinstance(sentences, str) else lines), kept
 
 

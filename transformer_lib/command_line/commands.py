@@ -51,6 +51,9 @@ Computing = Annotated[
 Beam = Annotated[int, Parameter(help="Hypotheses kept; 1 is greedy.")]
 Alpha = Annotated[float, Parameter(help="Length penalty; 0.6 is the paper's.")]
 Files = Annotated[list[Path], Parameter(help="SOURCE TARGET, or one file of pairs.")]
+Scored = Annotated[
+    list[Path], Parameter(help="SOURCE REFERENCE ..., or one file of pairs.")
+]
 File = Annotated[
     Path, Parameter(validator=lambda _, at: at and storage.ensure_writable(at))
 ]
@@ -94,6 +97,25 @@ class _Text:
         if corpus.report and corpus.report.dropped:
             print(corpus.report)
         return corpus
+
+    def more(self, split: str, files: list[Path] | None, corpus) -> list[list[str]]:
+        """The further references of a corpus, from its third file on.
+
+        Raises:
+            ValueError: If they are not of the same lines.
+        """
+        found: list[list[str]] = []
+        if self.corpus or not files:
+            return found
+        for path in files[2:]:
+            pairs = self.load(split, **{split: [files[0], path]}).pairs
+            if [line for line, _ in pairs] != [line for line, _ in corpus.pairs]:
+                raise ValueError(
+                    f"{path} lacks other lines than {files[1]}: each line that is "
+                    "scored needs all its references, so mend these lines."
+                )
+            found.append([reference for _, reference in pairs])
+        return found
 
 
 _ANY_TEXT = _Text()
@@ -275,14 +297,14 @@ def _other_outputs(path: Path, corpus) -> list[str]:
     return record["outputs"]
 
 
-def _compared(path: Path, other: list[str], found: dict, references: list[str]) -> str:
+def _compared(path: Path, other: list[str], found: dict, references: list) -> str:
     """The paired bootstrap of two systems, a line for each metric."""
     from transformer_lib.evaluation import paired_bootstrap
 
     if other == found["outputs"]:
         return f"Beside {path}: the same translations, line by line."
     tokenize, lines = found["BLEU"]["tokenize"], [f"Beside {path}:"]
-    for metric in ("BLEU", "chrF2"):
+    for metric in ("chrF++", "BLEU"):
         pair = paired_bootstrap(
             other, found["outputs"], references, metric, tokenize=tokenize
         )
@@ -298,8 +320,8 @@ def _evaluate(
     /,
     *,
     text: _Text = _ANY_TEXT,
-    valid: Files | None = None,
-    test: Files | None = None,
+    valid: Scored | None = None,
+    test: Scored | None = None,
     split: Literal["valid", "test"] = "test",
     beam_size: Beam = 4,
     alpha: Alpha = 0.6,
@@ -307,6 +329,7 @@ def _evaluate(
     engine: Engine = None,
     compute_type: Computing = None,
     tokenize: str | None = None,
+    comet: Annotated[Words, Parameter(consume_multiple=(0, 1))] = None,
     json: File | None = None,
     compare: Path | None = None,
 ) -> None:
@@ -315,20 +338,32 @@ def _evaluate(
     Args:
         split: What is scored.
         tokenize: sacreBLEU's, such as 13a zh char ja-mecab (what suits the script).
+        comet: Score with COMET too, where it is installed (Unbabel/wmt22-comet-da).
         json: Keep the record, with every translation.
         compare: Say whether another system, of which --json kept the record, is better.
     """
-    from transformer_lib.evaluation import scores_text
+    from transformer_lib.evaluation import COMET, scores_text
 
     translator = library.Translator.from_pretrained(
         model, device, engine=engine, compute_type=compute_type
     )
-    corpus = text.load(split, valid=valid, test=test)
+    files = {"valid": valid, "test": test}
+    corpus = text.load(split, **{name: (at or [])[:2] for name, at in files.items()})
+    more = text.more(split, files[split], corpus)
     other = _other_outputs(compare, corpus) if compare else None
-    found = library.evaluate(translator, corpus, beam_size, alpha, tokenize=tokenize)
+    found = library.evaluate(
+        translator,
+        corpus,
+        beam_size,
+        alpha,
+        tokenize=tokenize,
+        references=more,
+        comet=None if comet is None else (comet or [COMET])[0],
+    )
     print(scores_text(found))
     if compare and other is not None:
-        print(_compared(compare, other, found, [pair[1] for pair in corpus.pairs]))
+        first = [reference for _, reference in corpus.pairs]
+        print(_compared(compare, other, found, [first, *more]))
     if json:
         storage.write_json(json, found)
 
