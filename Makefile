@@ -169,7 +169,7 @@ $(STAMPS)/files: FORCE
 # formulas come from their usual public address, no cell runs there, nothing is
 # translated, and the search is Sphinx's, of whole pages. The browser that
 # tests and the PDF fall back on comes with it (book/_tools/browser.py).
-MATHJAX := es5/tex-svg.js
+MATHJAX := tex-svg.js input/tex/extensions/color.js
 PYODIDE := pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json
 ONNX    := ort.wasm.bundle.min.mjs ort-wasm-simd-threaded.wasm
 
@@ -179,7 +179,7 @@ $(STAMPS)/web: book/_web/package.json book/_web/package-lock.json Makefile
 	@if command -v npm > /dev/null && npm ci --prefix _build/web --ignore-scripts \
 	  --no-audit --no-fund > _build/web/npm.log 2>&1; \
 	then cd _build/web && mkdir -p static/mathjax static/pyodide static/onnxruntime static/minisearch && \
-	  cp $(addprefix node_modules/mathjax/,$(MATHJAX)) static/mathjax && \
+	  (cd node_modules/mathjax/es5 && tar cf - $(MATHJAX)) | tar xf - -C static/mathjax && \
 	  cp $(addprefix node_modules/pyodide/,$(PYODIDE)) static/pyodide && \
 	  cp $(addprefix node_modules/onnxruntime-web/dist/,$(ONNX)) static/onnxruntime && \
 	  cp node_modules/minisearch/dist/es/index.js static/minisearch; \

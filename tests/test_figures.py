@@ -118,6 +118,17 @@ def test_colors_are_the_pages():
         }
 
 
+def test_colors_of_formulas_are_the_figures_and_follow_the_theme():
+    style = (ROOT / "book/_static/book.css").read_text("utf-8")
+    names = {"Q": "query", "K": "key", "V": "value"}
+    pages = [page.read_text("utf-8") for page in (ROOT / "notebooks").glob("*.ipynb")]
+    found = set(re.findall(r"textcolor\{(.*?)\}\{(.*?)\}", "".join(pages)))
+    assert found == {(COLORS[name], letter) for letter, name in names.items()}
+    for color, letter in found:
+        own = f"var(--{names[letter]})"
+        assert f'g[fill="{color}"] {{ fill: {own}; stroke: {own}; }}' in style
+
+
 def test_drawing_is_of_text_and_names_of_colors():
     import matplotlib.pyplot as plt
 
