@@ -1,10 +1,11 @@
 """How many of 200 lines as people type them does a model translate as it should?
 
-    python experiments/robustness.py MODEL [--out FILE] [--show]
+    python experiments/robustness.py MODEL [--lines FILE] [--out FILE] [--show]
 
 MODEL is what Translator.from_pretrained takes. The lines and the rule for each stand in
-transformer_lib/evidence/robustness.toml. Writes the share of each kind, and each output
-with the reason why it failed.
+transformer_lib/evidence/robustness.toml, and a hundred others, written for one look, in
+robustness-fresh.toml beside it. Writes the share of each kind, and each output with the
+reason why it failed.
 
 Record: results/robustness/*.json
 """
@@ -80,11 +81,14 @@ def scored(translate, suite: dict[str, list[dict]]) -> dict:
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="a model of the library, or a folder")
+    parser.add_argument(
+        "--lines", type=Path, default=SUITE, help="the lines, if others"
+    )
     parser.add_argument("--out", type=Path, help="where the record goes")
     parser.add_argument("--show", action="store_true", help="the lines that failed")
     asked = parser.parse_args(given)
     translate = Translator.from_pretrained(asked.model)
-    record = scored(lambda lines: translate(lines, beam_size=4), lines_of())
+    record = scored(lambda lines: translate(lines, beam_size=4), lines_of(asked.lines))
     for kind, share in record["kinds"].items():
         print(f"{kind:10} {share:4.0%}")
     print(f"{'all':10} {record['good']:4.0%}")
