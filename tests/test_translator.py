@@ -753,6 +753,7 @@ KEPT = {
     "See https://a.org/x. Thank you.": ["https://a.org/x. Danke"],
     "The <b>house<br>is</b> old.": ["<b>", "<br>", "</b>"],
     "Type <code>rm old</code> now.": ["<code>rm old</code>"],
+    'Tom <b>{a}</b> and <i>{b}</i>, "{c}" too.': ["<b>{a}</b>", "<i>{b}</i>"],
 }
 
 

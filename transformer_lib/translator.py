@@ -583,10 +583,14 @@ def put_back(out: str, text: str, signs: Sequence[Sign], links=None) -> str:
     """
     linked = _linked_tags(signs, links, len(text), len(out)) if links else {}
     commas = [m.span() for m in regex.finditer(r",(?=\s)|[，、،]", out)]
-    places = []
+    places: list[tuple] = []
     for i, sign in enumerate(signs):
         if i in linked:
             places.append((linked[i], linked[i], sign, True))
+            continue
+        alone = i > 0 and i - 1 not in linked and not sign.comma
+        if alone and signs[i - 1].at == sign.at:  # stays with it
+            places.append((places[-1][1], places[-1][1], sign, False))
             continue
         start, end = _place_of(sign, out, text)
         if sign.comma and commas:
