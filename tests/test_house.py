@@ -32,7 +32,7 @@ METHODS = {
     "translator": {"export.engines"},
 }
 DRAWING = {"base64", "html", "io", "json", "matplotlib", "IPython", "PIL"}
-TEXT = {  # files, no page
+TEXT = {  # files and requests, no page
     "tokenizer",
     "corpora.downloads",
     "corpora.text_files",
@@ -45,8 +45,9 @@ TEXT = {  # files, no page
     "parsing.tree_tokens",
     "ablations",
     "storage",
+    "server",
 }
-SPEAKS_JSON = {"export.onnx", "export.marian", "export.ctranslate2", "server"}
+SPEAKS_JSON = {"export.onnx", "export.marian", "export.ctranslate2"}
 
 
 @cache
