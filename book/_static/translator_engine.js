@@ -263,7 +263,7 @@ export function takeOut(text, tokenizer) {
   for (let i = 1; i < runs.length; i++) {
     const [start, end] = runs[i];
     let right = text.slice(end, runs[i + 1]?.[0]);
-    const touches = { left: /\S$/.test(left), right: /^\S/.test(right) };
+    const touches = { left: /\S$/.test(text.slice(0, start)), right: /^\S/.test(text.slice(end)) };
     [left, right] = [left.trimEnd(), right.trimStart()];
     const next = ([...left].at(-1) ?? "") + ([...right][0] ?? "");
     const words = left && right && letters(next) === 2 && !new RegExp(EAST_ASIAN, "u").test(next);
@@ -302,20 +302,32 @@ const roundEven = x => (x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x));
 
 export function putBack(out, text, signs) {
   const commas = matches(out, ",(?=\\s)|[，、،]").map(match => match.index);
-  const places = signs.map(sign => {
-    let start = placeOf(sign, out, text);
-    if (!sign.comma || !commas.length) return { start, end: start, sign };
-    let nearest = 0;
-    commas.forEach((at, i) => {
-      if (Math.abs(at - start) < Math.abs(commas[nearest] - start)) nearest = i;
-    });
-    [start] = commas.splice(nearest, 1);
-    return { start, end: start + 1, sign };
-  });
+  const places = [];
+  for (const [i, sign] of signs.entries()) {
+    if (i && !sign.comma && signs[i - 1].at === sign.at) { // stays with the one before
+      const { end } = places.at(-1);
+      places.push({ start: end, end, sign });
+      continue;
+    }
+    let start = placeOf(sign, out, text), end = start;
+    if (sign.comma && commas.length) {
+      let nearest = 0;
+      commas.forEach((at, i) => {
+        if (Math.abs(at - start) < Math.abs(commas[nearest] - start)) nearest = i;
+      });
+      [start] = commas.splice(nearest, 1);
+      end = start + 1;
+    }
+    places.push({ start, end, sign });
+  }
   let whole = "", done = 0;
   for (const { start, end, sign } of places.sort((a, b) => a.start - b.start)) {
     whole = (whole + out.slice(done, Math.max(done, start))).trimEnd();
-    whole += (whole && !sign.left ? " " : "") + sign.text + (sign.right ? "" : " ");
+    const rest = out.slice(Math.max(done, end)).trimStart();
+    const word = { left: isLetter([...text.slice(0, sign.at)].at(-1)), right: isLetter([...text.slice(sign.at).trimStart()][0]) };
+    const left = sign.left && (word.left || !isLetter([...whole].at(-1)));
+    const right = sign.right && (word.right || !isLetter([...rest][0]));
+    whole += (whole && !left ? " " : "") + sign.text + (right ? "" : " ");
     done = Math.max(done, end + out.slice(end).search(/\S|$/));
   }
   return (whole + out.slice(done)).trim();
