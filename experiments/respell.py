@@ -1,32 +1,28 @@
-"""respell.py MODEL --data DIR --out DIR: a trained model that reads another vocabulary.
+"""A trained model that reads another vocabulary.
 
-So a model goes on learning with the pieces of DIR, a folder that `prepare` wrote,
-instead of starting from nothing. A piece that the model knows keeps its embedding; one
-that it knows in lower case takes that one ("▁WHERE" that of "▁where"); any other takes
-the mean of those that the model would have cut it into.
+So a model goes on learning with the pieces of a folder that `prepare` wrote, instead of
+starting from nothing. A piece that the model knows keeps its embedding; one that it
+knows in lower case takes that one ("▁WHERE" that of "▁where"); any other takes the mean
+of those that the model would have cut it into.
 
 Record: none; evidence.py trains on from what it writes
 """
 
-import argparse
 from pathlib import Path
 
 import torch
 
 from transformer_lib.batches import Prepared
+from transformer_lib.export.common import piece_names
 from transformer_lib.runs import Recipe, Run, load_pretrained
 from transformer_lib.tokenizer import UNK, Tokenizer
 
 
-def pieces_of(tokenizer: Tokenizer) -> list[str]:
-    return tokenizer.processor.id_to_piece(list(range(tokenizer.vocab_size)))
-
-
 def rows_for(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
     """For each piece of the new vocabulary, the old ones whose mean it begins as."""
-    known = {piece: i for i, piece in enumerate(pieces_of(old))}
+    known = {piece: i for i, piece in enumerate(piece_names(old))}
     rows = []
-    for piece in pieces_of(new):
+    for piece in piece_names(new):
         lower = piece.casefold()
         if (same := known.get(piece, known.get(lower))) is not None:
             rows.append([same])
@@ -46,12 +42,3 @@ def respelled(model: str | Path, data: Path) -> Run:
     recipe = Recipe.of(about["recipe"] | {"vocab_size": tokenizer.vocab_size})
     known = about["data"], about["environment"], about["weights"]
     return Run(recipe, trained, tokenizer, None, *known)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="a name, a folder, or a run")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
-    respelled(asked.model, asked.data).save_pretrained(asked.out)

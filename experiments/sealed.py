@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="folder of the finished run")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--isolated", action="store_true", help="of valid")
+    parser.add_argument("--isolated", action="store_true", help="see above")
     parser.add_argument("--device", help="cpu or cuda (what is there)")
     asked = parser.parse_args(arguments)
     run = Run.load(asked.run, default_device(asked.device), "average")

@@ -9,7 +9,7 @@ import torch
 import translator_text
 import typed_pilot
 from fresh_split import isolated
-from respell import pieces_of, respelled
+from respell import respelled
 from small_runs import without_times
 from test_fresh_split import distance, words
 from test_queue import whole_and_parts
@@ -17,6 +17,7 @@ from translator_text import divided, pairs_of, ready, vocabulary
 
 from transformer_lib.batches import Prepared
 from transformer_lib.corpora import hash_pairs, load_corpus
+from transformer_lib.export.common import piece_names
 from transformer_lib.runs import Recipe, load_pretrained, train
 from transformer_lib.storage import read_json
 from transformer_lib.tokenizer import fold_text
@@ -150,7 +151,7 @@ def test_a_model_reads_another_vocabulary(small, tmp_path):
         load_pretrained(name, "cpu") for name in ("tatoeba-en-de", folder)
     )
     old_rows, rows = (model.src_embedding.weight for model in (old, new))
-    known, pieces = pieces_of(cuts), pieces_of(own)
+    known, pieces = piece_names(cuts), piece_names(own)
     unknown = next(p for p in pieces if p.isalpha() and p.lower() not in known)
     parts = cuts.encode(unknown.lower())
     for piece, wanted in (

@@ -1,11 +1,10 @@
 """Sphinx extension: chapters whose code the reader can change and run in the page.
 
 `live_pages` in _config.yml names the pages, and for each the modules of the library
-that its cells import. Where
-`make` has fetched Pyodide (Python for the browser), every code cell of such a page
-becomes an editor with a Run button, but for those tagged `not-live`;
-book/_static/live.js does that, and live_runner.py beside this file runs the cells.
-Else a line before the first of them says how the code can be run.
+that its cells import. Where `make` has fetched Pyodide (Python for the browser), every
+code cell of such a page becomes an editor with a Run button, but for those tagged
+`not-live`; book/_static/live.js does that, and live_runner.py beside this file runs the
+cells. Else a line before the first of them says how the code can be run.
 """
 
 from __future__ import annotations
