@@ -85,7 +85,7 @@ _WORD = re.compile(r"[^\W_]+")
 def shared_names(
     pair: Pair, common: set[str] | frozenset[str] = frozenset()
 ) -> list[str]:
-    """Names and numbers that stand equally often on both sides of a pair.
+    """Names and numbers that occur equally often on both sides of a pair.
 
     A name begins with a capital, has three letters or more, and is not among the
     common words; in the target an s may follow it (Tom's hat, Toms Hut). A number has
@@ -148,7 +148,7 @@ def rename_pairs(
 
     Args:
         pairs: Tokenized pairs.
-        tokenizer: What cut them.
+        tokenizer: Their tokenizer.
         share: How many copies are made, as a share of the pairs that are there.
         max_length: Longest side of a copy, in tokens; a longer one is left out.
         seed: Seed of the choice and of the names.
@@ -236,7 +236,7 @@ class PairText:
         return [(a, b) for a, b in found if source[a] == 1 and target[b] == 1]
 
     def names(self, pair: Pair) -> list[str]:
-        """Names that stand on both sides, once each."""
+        """Names that occur on both sides, once each."""
         return [
             name
             for name in shared_names(pair, self.common)
@@ -807,7 +807,7 @@ def vary_pairs(
 
     Args:
         pairs: Tokenized pairs.
-        tokenizer: What cut them.
+        tokenizer: Their tokenizer.
         shares: Kinds of change, and how many copies of each are made, as a share of
             the pairs that are there.
         max_length: Longest side of a copy, in tokens; a longer one is left out.

@@ -345,13 +345,13 @@ class Packed(Batch):
 
 
 def pack(pairs: TokenPairs, indices: Sequence[int], width: int) -> Packed:
-    """Some pairs as few full rows.
+    """Pack pairs into a few full rows.
 
     Args:
-        pairs: Where they are taken from.
-        indices: Which ones.
-        width: Room of a row, in tokens, for source and for target; where a pair is
-            longer, the rows are as wide as that pair.
+        pairs: Tokenized pairs.
+        indices: Which of them to pack.
+        width: Length of a row, in tokens, for source and for target; if a pair is
+            longer, the rows are as long as that pair.
 
     Raises:
         ValueError: If there are no pairs, or width is below 1.
@@ -418,8 +418,8 @@ def plan_packed(
 ) -> list[np.ndarray]:
     """Divide an epoch into batches of any lengths for packed rows.
 
-    Each batch holds at most max_tokens source tokens and as many target tokens; what
-    the rows leave empty comes on top. Same pairs, seed and epoch: same plan.
+    Each batch has at most max_tokens source tokens and as many target tokens; empty
+    positions do not count. Same pairs, seed and epoch: same plan.
 
     Args:
         pairs: The tokenized pairs.

@@ -79,14 +79,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class PairFilter:
-    """What says which training pairs are noise.
+    """A score that decides which training pairs are noise.
 
     Args:
-        name: What the report calls it, such as the name of a model.
-        score: From some pairs of text to a number for each, higher for a better pair;
-            NaN for a pair that it cannot judge and that is kept.
+        name: Its name in the report, such as the name of a model.
+        score: Takes pairs of text and returns a number for each, higher for a better
+            pair. NaN means that it has no score; such a pair is kept.
         keep: Share of the scored pairs that is kept, above 0 and below 1.
-        version: Tells it from others of that name, such as a checksum.
+        version: What distinguishes it from others of that name, such as a checksum.
 
     Raises:
         ValueError: If keep is outside that range.
@@ -153,8 +153,8 @@ def prepare(
             "nmt_nfkc" for the known corpora, since their stored results have it.
         fold: Whether sources are written as translate writes what it is given
             (fold_text). Targets stay as they are: a model writes as its text does.
-        noise: What scores the training pairs, of which the worst are left out; they
-            are written to dropped.tsv: score, number of the pair, source and target.
+        noise: Scores the training pairs. The worst are left out and written to
+            dropped.tsv: score, number of the pair, source and target.
 
     Raises:
         ValueError: If a setting is wrong, no pair is left, the folder was prepared

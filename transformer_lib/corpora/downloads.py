@@ -153,7 +153,7 @@ def unpack(content: bytes, name: str, member: str = "") -> str:
     """The text in a .zip (its member xxx.txt), .tgz, .gz, .xz or plain file.
 
     Args:
-        content: The file; what it is, its first bytes tell.
+        content: The bytes of the file; the first ones tell which kind it is.
         name: What to call it in an error.
         member: The file to read from a tar archive.
 

@@ -62,7 +62,7 @@ _NO_TEXT = {
 
 
 def open_text(source: str | Path | BinaryIO | Opened, name: str = "") -> Opened:
-    """Open text in UTF-8, packed or not; it gives bytes, unpacked.
+    """Open UTF-8 text, compressed or not, as a file of uncompressed bytes.
 
     Args:
         source: A file, plain, .gz, .bz2, .xz or .zip ("some.zip/name" is one of several
@@ -70,7 +70,8 @@ def open_text(source: str | Path | BinaryIO | Opened, name: str = "") -> Opened:
         name: What to call it in an error, where it has no path.
 
     Raises:
-        CorpusUnavailable: If it is not there, or is no such text; it says what it is.
+        CorpusUnavailable: If it is missing or is not UTF-8 text; the message says what
+            it is.
     """
     file = open_packed(source, name)
     name = str(name or source)
@@ -85,7 +86,7 @@ def open_text(source: str | Path | BinaryIO | Opened, name: str = "") -> Opened:
 
 
 def open_packed(source: str | Path | BinaryIO | Opened, name: str = "") -> Opened:
-    """As open_text, for content of any kind: it is unpacked, but not looked at."""
+    """Like open_text, for content of any kind: decompressed, but not checked."""
     if not isinstance(source, str | Path):
         return _unpacked(source, Path(name), opened=True)
     path, member = split_member(Path(source).expanduser())
@@ -100,7 +101,7 @@ def open_packed(source: str | Path | BinaryIO | Opened, name: str = "") -> Opene
 
 
 def read_once_only(path: str | Path) -> bool:
-    """Whether a path is a pipe or a device, whose content is gone once it was read."""
+    """Whether a path is a pipe or a device, whose content can be read only once."""
     path = split_member(Path(path).expanduser())[0]
     kind = path.stat().st_mode if path.exists() else stat.S_IFREG
     return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
