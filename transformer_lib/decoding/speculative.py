@@ -52,7 +52,7 @@ class ChainSteps(CachedSteps):
 
 # %% ../../notebooks/under_the_hood/14_decoding.ipynb #3cac55c6
 def verdict(p: Tensor, q: Tensor, token: int) -> Tensor:
-    """The chances that a guess is refused and that it is kept.
+    """The probabilities that a guess is rejected and that it is kept.
 
     Args:
         p: Probabilities by the large model, (V,).
@@ -69,11 +69,11 @@ def verdict(p: Tensor, q: Tensor, token: int) -> Tensor:
 
 
 def surplus(p: Tensor, q: Tensor) -> Tensor:
-    """What p has more than q: the weights to draw from after a refusal.
+    """What p has more than q: the weights to draw from after a rejection.
 
     Args:
         p: Probabilities by the large model, (V,).
-        q: Those that the refused guess was drawn from, (V,).
+        q: Those that the rejected guess was drawn from, (V,).
 
     Returns:
         Shape (V,), not divided by their sum.
@@ -102,7 +102,8 @@ def speculate(
         draw: From weights, (n,), to one of n places.
 
     Returns:
-        Its ids; and for each pass of the large model the guesses, and how many stayed.
+        Its ids; and for each pass of the large model the guesses, and how many were
+        kept.
 
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2.
     """
@@ -138,7 +139,7 @@ def speculative_decode(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> list[tuple[list[int], list[tuple[list[int], int]]]]:
-    """Translate as the model does, with another one that guesses ahead.
+    """Translate as the model does, with a small draft model that guesses ahead.
 
     Args:
         model: A trained model; evaluated without dropout, then left as it was.
@@ -150,11 +151,11 @@ def speculative_decode(
         temperature: When drawing, as for :func:`filter_logits`.
         top_k: When drawing, as for :func:`filter_logits`.
         top_p: When drawing, as for :func:`filter_logits`.
-        generator: Where chance comes from when drawing; one of the CPU.
+        generator: Random generator for drawing, on the CPU.
 
     Returns:
         For each row the ids of the output, without start and end symbols; and for each
-        pass of the model what was guessed, and how many of that stayed.
+        pass of the model the guesses, and how many of them were kept.
 
     Raises:
         ValueError: If the vocabularies differ, or a setting is not allowed.

@@ -249,7 +249,7 @@ class FullSteps:
         self.ids = src_ids.new_zeros(len(src_ids), 1, 0)  # (B, k, t)
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Read one more token in each beam, and say what comes next.
+        """Read one more token in each beam, and return the logits of the next.
 
         Args:
             tokens: int64, shape (B, k).
@@ -499,7 +499,7 @@ def greedy_decode(
         model: A trained model; evaluated without dropout, then left as it was.
         src_ids: int64, shape (B, S), each row ended by the end symbol and padded.
         max_extra: How many tokens an output may have beyond the tokens of its source.
-        no_repeat_ngram_size: No run of so many tokens is written twice; 0 allows all.
+        no_repeat_ngram_size: No run of this many tokens is written twice; 0 allows all.
 
     Returns:
         For each row the ids of the output, without start and end symbols.
@@ -517,10 +517,10 @@ def greedy_decode(
 
 
 class NoRepeat:
-    """Steps that offer no token that would end a run of n tokens for the second time.
+    """Steps that never complete a run of n tokens for the second time.
 
-    The probability of such a token goes to the padding symbol, which is never said: so
-    all other tokens keep theirs, and a score is still the model's.
+    The probability of such a token goes to the padding symbol, which is never written.
+    So all other tokens keep theirs, and a score is still the model's.
     """
 
     def __init__(self, steps, n: int):
@@ -574,7 +574,7 @@ def _source_of(model: Transformer, src_ids: Tensor) -> Tensor:
 class Constrained:
     """Steps with given first tokens, and without an end before a least length.
 
-    As in NoRepeat, all tokens that may be said keep their probability.
+    As in NoRepeat, all tokens that may be written keep their probability.
 
     Args:
         steps: What says which token comes next.
@@ -659,17 +659,17 @@ def beam_search(
     prefixes: Sequence[Sequence[int]] | None = None,
     ensemble: Sequence[Transformer] = (),
 ) -> list[list[Hypothesis]]:
-    """Translate by keeping several beginnings alive.
+    """Translate by beam search: at each step, keep the best candidates.
 
     Args:
         model: A trained model; evaluated without dropout, then left as it was.
         src_ids: int64, shape (B, S), each row ended by the end symbol and padded.
-        beam_size: Beginnings kept alive for each sentence, at most 1,000; 1 is greedy
-            decoding.
+        beam_size: Candidates kept at each step for each sentence, at most 1,000; 1 is
+            greedy decoding.
         alpha: Of the length penalty; 0 for none.
         max_extra: How many tokens an output may have beyond the tokens of its source.
         n_best: How many hypotheses are wanted, at most beam_size.
-        no_repeat_ngram_size: No run of so many tokens is written twice; 0 allows all.
+        no_repeat_ngram_size: No run of this many tokens is written twice; 0 allows all.
         min_length: Tokens that each output has at least, also beyond max_extra.
         prefixes: Ids that the output of each row begins with. If they are more than
             the source has, max_extra counts from their end.
@@ -780,7 +780,7 @@ def decode_rows(
         n_best: Hypotheses wanted for each row.
         max_sentences: Sentences decoded together; fewer where the beam is so wide that
             their logits would take more than 128 MB.
-        no_repeat_ngram_size: No run of so many tokens is written twice; 0 allows all.
+        no_repeat_ngram_size: No run of this many tokens is written twice; 0 allows all.
         min_length: As for beam_search.
         prefixes: As for beam_search.
         ensemble: As for beam_search.
@@ -881,16 +881,16 @@ def generate(
     Args:
         model: A trained model; evaluated without dropout, then left as it was.
         src_ids: int64, shape (B, S), each row ended by the end symbol and padded.
-        beam_size: Beginnings kept alive for each sentence; 1 is greedy decoding.
+        beam_size: Candidates kept at each step for each sentence; 1 is greedy decoding.
         alpha: Of the length penalty; 0 for none.
         max_extra: How many tokens an output may have beyond the tokens of its source.
-        no_repeat_ngram_size: No run of so many tokens is written twice; 0 allows all.
+        no_repeat_ngram_size: No run of this many tokens is written twice; 0 allows all.
         sample: Whether to draw each token instead; no beam is kept then.
         temperature: When drawing, as for :func:`filter_logits`.
         top_k: When drawing, as for :func:`filter_logits`.
         top_p: When drawing, as for :func:`filter_logits`.
-        generator: Where chance comes from when drawing; one of the CPU, so that a seed
-            gives the same on every device.
+        generator: Random generator for drawing, on the CPU, so that a seed gives the same
+            output on every device.
 
     Returns:
         For each row the ids of the output, without start and end symbols.

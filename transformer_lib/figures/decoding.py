@@ -36,7 +36,7 @@ class _Recorder(CachedSteps):
 
 @dataclass(frozen=True)
 class TreeNode:
-    """One way to go on that a search weighed.
+    """A candidate that a search considered.
 
     Args:
         token: Its last token.
@@ -111,7 +111,7 @@ def trace_beam(
     alpha: float = 0.6,
     max_extra: int = 50,
 ) -> list[list[TreeNode]]:
-    """What a beam search weighs for one sentence.
+    """All candidates that a beam search considers for one sentence.
 
     Args:
         model: A trained model; evaluated without dropout, then left as it was.
