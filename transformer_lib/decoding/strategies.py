@@ -889,8 +889,8 @@ def generate(
         temperature: When drawing, as for :func:`filter_logits`.
         top_k: When drawing, as for :func:`filter_logits`.
         top_p: When drawing, as for :func:`filter_logits`.
-        generator: Random generator for drawing, on the CPU, so that a seed gives the same
-            output on every device.
+        generator: Random generator for drawing, on the CPU, so that a seed gives
+            the same output on every device.
 
     Returns:
         For each row the ids of the output, without start and end symbols.
