@@ -258,7 +258,7 @@ def overfitting(history: Sequence[dict]) -> Finding:
 def forced_and_free(
     model: nn.Module, batch: Batch, decode: Callable = greedy_decode
 ) -> Finding:
-    """Whether the model writes what it predicts where it is given the right words.
+    """Whether the model writes by itself what it predicts after the right words.
 
     Args:
         model: Gives logits (B, T, V) for source ids (B, S) and target ids (B, T).
@@ -297,7 +297,7 @@ def forced_and_free(
 def leaked_target(
     model: nn.Module, batch: Batch, train: TokenPairs | None = None
 ) -> Finding:
-    """Whether the model sees in training what it is to predict.
+    """Whether the model sees, in training, the tokens that it has to predict.
 
     Args:
         model: Gives logits (B, T, V) for source ids (B, S) and target ids (B, T).
@@ -520,7 +520,7 @@ def _loops(row: Sequence) -> bool:
 def ignored_source(
     model: nn.Module, batch: Batch, train: TokenPairs | None = None
 ) -> Finding:
-    """Whether the loss rises with another source, and an encoder's places differ.
+    """Whether the loss rises with another source, and the encoder's positions differ.
 
     Args:
         model: Gives logits (B, T, V) for source ids (B, S) and target ids (B, T).
@@ -665,7 +665,7 @@ def batch_dependence(model: nn.Module, batch: Batch) -> Finding:
 
 # %% ../notebooks/under_the_hood/16_diagnosis.ipynb #44b8542b
 def resumed_worse(history: Sequence[dict]) -> Finding:
-    """Whether the losses jump upward from one record to the next, or the rate anew.
+    """Whether the loss jumps from one validation to the next, or the rate rises again.
 
     Args:
         history: Records with "step", "train_loss" and "valid_loss", oldest first, and

@@ -632,7 +632,7 @@ def paired_bootstrap(
     seed: int = 12345,
     tokenize: str | None = None,
 ) -> Comparison:
-    """Whether one list of translations is better than another, or lucky.
+    """Whether one list of translations is better than another, or just lucky.
 
     Args:
         first: Untokenized translations.
@@ -679,7 +679,7 @@ def evaluate(
     references: Sequence[Sequence[str]] = (),
     comet: str | None = None,
 ) -> dict:
-    """Translate a corpus and score it: everything that a score must be told with.
+    """Translate a corpus and score it, with everything that must be reported.
 
     Args:
         translator: Takes a list of sentences and gives as many translations, such as a

@@ -190,7 +190,7 @@ class Team(NamedTuple):
             dist.barrier()
 
     def any(self, holds: bool) -> bool:
-        """Whether something holds in one of the processes; all learn of it."""
+        """Whether something holds in any process; all processes get the answer."""
         return summed_over_processes(float(holds)) > 0
 
 

@@ -46,7 +46,7 @@ def translation_app(
     cors: Collection[str] = (),
     languages: tuple[str, str] = ("en", "de"),
 ) -> Callable:
-    """What answers a request: an ASGI application, for any server of such.
+    """The ASGI application that answers requests; any ASGI server can run it.
 
     POST /translate takes JSON or a form with "q", a text or a list of texts, and
     answers with {"translatedText": ...}. A text may have several lines; its translation

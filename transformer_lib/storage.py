@@ -256,15 +256,15 @@ MANIFEST = "manifest.json"
 
 @contextlib.contextmanager
 def whole_folder(folder: str | Path, last: str = MANIFEST) -> Iterator[Path]:
-    """An empty folder to write into, which becomes another one when it is complete.
+    """An empty folder to write into; it replaces `folder` once it is complete.
 
-    Until then that other one stays as it is, and if something fails, for good. Links
-    are followed. Processes that write the same folder wait for each other. Where
-    nothing was written, nothing changes.
+    Until then, and if something fails, `folder` stays as it is. Links are followed.
+    Processes that write the same folder wait for each other. If nothing was written,
+    nothing changes.
 
     Args:
         folder: The folder; if it has content, that is replaced.
-        last: Its file without which nothing is read.
+        last: The file that every reader needs; it is put in place last.
 
     Yields:
         The folder to write into.
@@ -416,7 +416,7 @@ def _drop_part(part: Path, folder: Path) -> None:
 
 
 def sweep_part(folder: str | Path) -> None:
-    """Take away the part that a killed process left of a folder that is whole.
+    """Remove the part that a killed process left beside a complete folder.
 
     For the command that owns the folder. A part in which a process is at work stays.
     """
@@ -430,7 +430,7 @@ def sweep_part(folder: str | Path) -> None:
 
 
 def put_back(path: str | Path) -> Path:
-    """The path of a folder that is to be read, and the old folder under its name.
+    """The path of a folder to read; an old folder that lost its name gets it back.
 
     A process that is killed between the two renamings that replace a folder leaves the
     old one in its part.
@@ -528,7 +528,7 @@ def read_manifest(
     verify: bool = True,
     cure: str = "Copy or write the folder again.",
 ) -> dict:
-    """What is noted of a folder, once its files are seen to be those that were written.
+    """The manifest of a folder, after its files were compared with it.
 
     Args:
         folder: A folder with a manifest.
@@ -538,7 +538,7 @@ def read_manifest(
         cure: What to do where something is wrong.
 
     Raises:
-        DamagedFile: If there is no manifest, or it or a file is missing or another.
+        DamagedFile: If there is no manifest, or a file is missing or differs from it.
     """
     path = Path(folder) / name
     if not path.is_file():
@@ -581,9 +581,9 @@ import signal
 
 @contextlib.contextmanager
 def signals_end_it() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a program as Ctrl-C does: nothing half-done stays.
+    """Let SIGTERM and SIGHUP end a program like Ctrl-C: half-written files are removed.
 
-    Its status is 128 and the number of the signal. A signal that is ignored, as under
+    Its status is 128 plus the number of the signal. A signal that is ignored, as under
     nohup, or has a handler, keeps what it has.
     """
 

@@ -102,7 +102,7 @@ class PairFilter:
             raise ValueError(f"keep={self.keep!r}: must be above 0 and below 1.")
 
     def settings(self) -> dict:
-        """What the settings of prepared text note of it."""
+        """What the settings of prepared text say about it."""
         return {"name": self.name, "keep": self.keep, "version": self.version}
 
 
@@ -315,14 +315,14 @@ class _PairStream:
 
 
 def fits_within(pairs: Iterable, max_words: int | None) -> Iterator:
-    """The pairs whose sides have at most so many words; all if there is no limit."""
+    """The pairs whose sides have at most this many words; all if there is no limit."""
     if max_words is None:
         return iter(pairs)
     return (p for p in pairs if max(len(side.split()) for side in p) <= max_words)
 
 # %% ../../notebooks/under_the_hood/10_batches.ipynb #43f897ca
 def pieces_of(pairs: Iterable, size: int = 4096, characters: int = 1 << 22) -> Iterator:
-    """Cut a stream into lists of so many pairs, or fewer where they are long."""
+    """Cut a stream into lists of this many pairs, or fewer where they are long."""
     piece, total = [], 0
     for pair in pairs:
         piece.append(pair)
@@ -393,7 +393,7 @@ def _npy_header(kind: np.dtype, count: int) -> bytes:
 
 # %% ../../notebooks/under_the_hood/10_batches.ipynb #519dbf5e
 def sample_pairs(pairs: Iterable, size: int, seed: int = 0) -> list:
-    """A random sample of a stream of unknown length: each pair is as likely.
+    """A random sample of a stream of unknown length: each pair is equally likely.
 
     A stream of at most size pairs comes back whole and in order.
 

@@ -213,7 +213,7 @@ class CleaningReport:
 
     @property
     def unreadable(self) -> int:
-        """Lines dropped for another reason than a filter's: they cannot be read."""
+        """Lines dropped because they cannot be read, and not by a filter."""
         return sum(n for why, n in self.dropped.items() if why not in _FILTERS)
 
     def check(self, bad: str = "few") -> None:

@@ -457,7 +457,7 @@ class Cache:
         return self.k[:, :, : self.length], self.v[:, :, : self.length]
 
     def looking(self, attention: MultiHeadAttention, mask: Tensor) -> Callable:
-        """What looks at all tokens read so far, and first adds those that look."""
+        """An attention to all tokens read so far, which first adds the new ones."""
 
         def look_back(y: Tensor) -> Tensor:  # (B, new, D) -> (B, new, D)
             k, v = self.append(*attention.keys_values(y, y))

@@ -150,7 +150,7 @@ class Engine:
 def proved_export(
     model: Transformer, tokenizer: Tokenizer, compute_type: str
 ) -> CTranslate2Model:
-    """A model for CTranslate2 from the cache, where it is written the first time.
+    """A model for CTranslate2 from the cache; the first call writes it there.
 
     The folder is named by a hash of all that goes into it. Before it is used for the
     first time, its log-probabilities are compared with the model's; each time, its

@@ -29,7 +29,7 @@ class StepGraph(nn.Module):
     def forward(
         self, tokens, parents, past_keys, past_values, source_keys, source_values
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Read one more token in each beam, and compute what comes next.
+        """Read one more token in each beam, and compute the logits of the next.
 
         Args:
             tokens: int64, shape (k,).
@@ -323,7 +323,7 @@ def _in_8_bits(values: np.ndarray, by_column: bool) -> tuple[np.ndarray, np.ndar
 
 
 def rounded_to_8_bits(model: Transformer) -> Transformer:
-    """A copy of a model with the weights that its export with int8 stands for."""
+    """A copy of a model with the weights that its int8 export represents."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for weight in model.parameters():  # (out, in), or a row for each piece
@@ -547,7 +547,7 @@ class OnnxModel:
         self.tokenizer = Tokenizer.load(folder / "tokenizer.model")
 
     def steps(self, src_ids: Tensor) -> OnnxSteps:
-        """What answers chapter 14's search for one source, int64 (1, S)."""
+        """The steps of chapter 14's search for one source, int64 (1, S)."""
         return OnnxSteps(self.encoder, self.session, src_ids)
 
     def beam_search(self, src_ids: Tensor, n_best: int = 1, **changes) -> list:

@@ -17,7 +17,7 @@ from ..transformer import Embeddings
 
 # %% ../../notebooks/28_family.ipynb #8dc9079d
 def next_token_loss(model: Embeddings, ids: Tensor) -> Tensor:
-    """Every position says the token after it: nats a token of ids, (B, T)."""
+    """Loss of predicting each next token of ids, (B, T), in nats per token."""
     ids = ids.to(model.device)
     return label_smoothed_cross_entropy(
         model(ids[:, :-1]), ids[:, 1:], label_smoothing=0.0
@@ -61,7 +61,7 @@ def mask_tokens(
 
 
 def hidden_loss(model: Embeddings, ids: Tensor, mask_id: int) -> Tensor:
-    """The hidden tokens of ids, (B, T), are to be said; no other counts."""
+    """Loss of predicting the hidden tokens of ids, (B, T); no other token counts."""
     seen, wanted = mask_tokens(ids, mask_id, vocab_size=mask_id)
     wanted = wanted.to(model.device)
     return label_smoothed_cross_entropy(model(seen), wanted, label_smoothing=0.0)

@@ -117,7 +117,7 @@ def tree_labels(tree: Tree) -> list[tuple[int, str, str]]:
 def tree_of_labels(
     labels: Sequence[tuple[int, str, str]], leaves: Sequence[Tree]
 ) -> Tree:
-    """The tree that the labels of its words describe; of any labels, some tree.
+    """The tree that the labels of its words describe; any labels give some tree.
 
     Args:
         labels: Of each word, as tree_labels gives them.

@@ -342,7 +342,7 @@ def parse(
     max_tokens: int = 2000,
     show: bool = False,
 ) -> list[Parse]:
-    """Parse sentences; each gets a tree, and outputs that were none are mended.
+    """Parse sentences; each gets a tree, since outputs that are no trees are repaired.
 
     Args:
         sentences: Texts as typed, or lists of words, or trees of which only the words

@@ -288,7 +288,7 @@ def _is_steps(values) -> bool:
 def save_checkpoint(
     path: Path, model: nn.Module, optimizer, at: Progress, rngs: Sequence[dict] = ()
 ) -> None:
-    """Write all that is needed to go on: weights, moments, random state, place.
+    """Write what is needed to resume: weights, moments, random state, position.
 
     The checkpoint that was there before is kept beside it, as NAME.previous.
 
