@@ -193,7 +193,7 @@ def test_translate_prints_candidates_beginnings_and_least_lengths(at, capsys):
     alone = translator("The dog sleeps.")
     assert capsys.readouterr().out == alone + "\n"
     (at / "three.en").write_text("The <b>dog</b> sleeps.\n\n")
-    asked = ["translate", "run", "three.en", "--alignment", "--keep-markup"]
+    asked = ["translate", "run", "three.en", "--alignment"]
     assert main([*asked, "--engine", "torch"]) == 0
     text, pairs = capsys.readouterr().out.splitlines()[0].split("\t")
     assert text.count("<b>") == text.count("</b>") == 1

@@ -526,7 +526,7 @@ def test_html_that_never_ends(start):
 
 @pytest.fixture(scope="module")
 def shipped():
-    return Translator.from_pretrained("tatoeba-en-de", "cpu", keep_markup=True)
+    return Translator.from_pretrained("tatoeba-en-de", "cpu")
 
 
 def test_markup_through_http(shipped):

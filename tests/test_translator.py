@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+import string
 import threading
 import time
 import warnings
@@ -33,6 +34,7 @@ from transformer_lib.translator import (
     take_out,
     translate,
     translate_lines,
+    truecase,
     unknown_characters,
     word_links,
 )
@@ -44,6 +46,14 @@ LINES = [
     "  \t ",
     "She gave me a book, and I read it.",
     "Thank you.",
+]
+PLAIN = [
+    "The old man sold his house.",
+    "My brother lives in Boston with his wife and two children.",
+    "If I had known that, I would have called you.",
+    "He can't find his glasses, but he has to read a letter.",
+    "In the evening we listened to music and talked about books.",
+    "Why don't you ask Tom whether he can help us tomorrow?",
 ]
 LINE_ENDS = set("\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
 
@@ -733,11 +743,6 @@ def test_an_ensemble_decodes_together(shipped):
 # --- tags, links, placeholders; which word comes from which --------------------------
 
 
-@pytest.fixture(scope="module")
-def keeping(shipped):
-    return Translator(shipped.model, shipped.tokenizer, keep_markup=True)
-
-
 KEPT = {
     'The train to <a href="/berlin">Berlin</a> is late.': [
         '<a href="/berlin">Berlin</a>'
@@ -754,34 +759,71 @@ KEPT = {
     "The <b>house<br>is</b> old.": ["<b>", "<br>", "</b>"],
     "Type <code>rm old</code> now.": ["<code>rm old</code>"],
     'Tom <b>{a}</b> and <i>{b}</i>, "{c}" too.': ["<b>{a}</b>", "<i>{b}</i>"],
+    "It is in my_file.pdf, on example.org/map and at ftp.x.edu.": [
+        "my_file.pdf",
+        "example.org/map",
+        "ftp.x.edu",
+    ],
+    "@tom.x and @eva_1 read $file, #books and x@y.de.": ["@eva_1", "$file", "#books"],
 }
 
 
-def test_markup_is_kept_at_its_place(keeping):
-    for text, out in zip(KEPT, keeping(list(KEPT)), strict=True):
+def test_markup_is_kept_at_its_place(shipped):
+    for text, out in zip(KEPT, shipped(list(KEPT)), strict=True):
         for kept in KEPT[text]:
             assert out.count(kept) == 1, out
         assert not any(c >= "\U000f0000" for c in out)
     both = "\n".join(KEPT)
-    assert keeping(both).split("\n") == keeping(list(KEPT))  # a text and lines
-    said = keeping("Hello {name}, please write to help@example.org.")
+    assert shipped(both).split("\n") == shipped(list(KEPT))  # a text and lines
+    said = shipped("Hello {name}, please write to help@example.org.")
     assert re.search(r"(?<!\w)\{name\}(?!\w)", said)  # it touched a comma, no word
-    every = [one.text for one in keeping.n_best("Tom <b>never</b> reads books.", 4)]
+    every = [one.text for one in shipped.n_best("Tom <b>never</b> reads books.", 4)]
     assert all(one.count("<b>") == one.count("</b>") == 1 for one in every)
 
 
-def test_only_markup_changes_what_is_written(shipped, keeping):
+def test_only_markup_changes_what_is_written(shipped):
     plain = [*LINES, "3 < 4 and 5 > 4.", "50% of it.", "a {b c", "1 @ 2", "\ue000 yes."]
-    assert keeping(plain) == shipped(plain)
+    plain += ["It was late.Then he came.", "It cost $5.00 or 3.5 %.", "He is no. 1."]
+    bare = Translator(shipped.model, shipped.tokenizer, keep_markup=False)
+    assert bare(plain) == shipped(plain)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.text(alphabet="<>/ab {}%s@.:w\ue000\U000f0000\U00100000 \n", max_size=30))
-def test_any_markup_loses_no_line(keeping, text):
+def test_any_markup_loses_no_line(shipped, text):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        out = keeping(text.split("\n"), beam_size=1, max_extra=2)
+        out = shipped(text.split("\n"), beam_size=1, max_extra=2)
     assert len(out) == len(text.split("\n"))
+
+
+def test_capitals_and_headlines_become_running_text(shipped):
+    """Against the sentences themselves, before somebody wrote them in capitals."""
+    plain = [*PLAIN, "We sold the books that Tom's sister wrote. Is she in Berlin?"]
+    words = [word for line in plain for word in line.split()]
+    for changed in str.upper, string.capwords:
+        found = [truecase(changed(line), shipped.tokenizer) for line in plain]
+        back = [word for line in found for word in line.split()]
+        same = sum(a == b for a, b in zip(words, back, strict=True))
+        assert same > 0.9 * len(words)
+        assert [line[0] for line in found] == [line[0] for line in plain]
+    for line in [
+        *plain,
+        "OK.",
+        "NASA",
+        "I",
+        "USA 1",
+        "Tom Jackson",
+        "",
+        "Das Alte Haus",
+    ]:
+        assert truecase(line, shipped.tokenizer) == line
+    assert shipped("WHERE IS {name} FROM Tom@x.org?").startswith("WO")
+    assert {"{name}", "Tom@x.org"} <= {
+        *re.split(r"[ ?]", shipped("WHO IS {name} Tom@x.org?"))
+    }
+    one = shipped.n_best("WHERE IS THE STATION?\nIt was late.", 1)[0]
+    assert one.text == "WO IST DER BAHNHOF?\nEs kam zu spät."
 
 
 def test_words_are_aligned(shipped):

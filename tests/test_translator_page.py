@@ -24,6 +24,7 @@ from transformer_lib.translator import (
     put_back,
     split_sentences,
     take_out,
+    truecase,
     unknown_characters,
 )
 
@@ -96,6 +97,11 @@ Where are you? 🤔 I am waiting.
 That was funny 😂😂 but not true.
 It costs £20 [in a shop].
 My friend Dvořák lives here. Привет!
+HELP! MY CAR WON'T START. 😴
+The Old Bridge Was Closed Yesterday
+Read https://example.org/page?id=7 before you come.
+PLEASE WRITE TO Tom@Example.org, #Hashtag AND {name}.
+The file %s is my_report.pdf.
 """.splitlines()
 LONG = ", and ".join(["my brother who lives in Boston sold the old house"] * 9) + "."
 
@@ -263,6 +269,13 @@ def test_text_is_folded_as_in_the_library(engine):
     assert not [ascii(text) for text, folded in both if folded != fold_text(text)]
 
 
+def test_capitals_and_headlines_are_set_as_in_the_library(engine, translator):
+    lines = [one_line(fold_text(text)) for text in [*TEXTS, *SENTENCES]]
+    lines += [line.upper() for line in lines] + [line.title() for line in lines]
+    got = engine("ts => ts.map(t => engine.truecase(t, engine.tokenizer))", lines)
+    assert got == [truecase(line, translator.tokenizer) for line in lines]
+
+
 def test_signs_are_taken_out_and_put_back(engine, translator):
     """At the same places, also in what the model would never write."""
     lines = [one_line(fold_text(text)) for text in [*TEXTS, *SENTENCES]]
@@ -322,7 +335,7 @@ def test_translations_are_the_librarys(engine, translator, beam):
         if beam == 1:
             continue
         for candidate, choice in zip(wanted, zip(*got, strict=False), strict=True):
-            part, kept = " ".join(text for text, _ in choice), ("😴😴", "Привет!")
+            part, kept = " ".join(text for text, _ in choice), ("😴😴", "😴", "Привет!")
             assert candidate.text in (part, *(f"{part} {sign}" for sign in kept))
             score = sum(score for _, score in choice)
             assert score == pytest.approx(candidate.score, abs=1e-4)

@@ -192,7 +192,7 @@ const ABBREVIATIONS = new Set(
 );
 
 const END =
-  /(?<![\p{Sentence_Terminal}…])([\p{Sentence_Terminal}…]+)(?:["'”“»«’\p{Pe}\p{Pf}]*\s+|["'\p{Pe}\p{Pf}]*)/gu;
+  /(?<![\p{Sentence_Terminal}…])([\p{Sentence_Terminal}…]+)(?:["'”“»«’\p{Pe}\p{Pf}\p{Co}]*\s+|["'\p{Pe}\p{Pf}]*)/gu;
 
 // A line cut after each sentence: chapter 17's split_sentences.
 export function splitSentences(text) {
@@ -239,6 +239,57 @@ export function cutText(text, count, limit) {
   }
   const halves = [chars.slice(0, place).join("").trimEnd(), chars.slice(place).join("")];
   return halves.flatMap(half => cutText(half, count, limit));
+}
+
+// A line in capitals, or a headline, as it would stand in running text: chapter 17's truecase.
+const CASED = /\p{L}[\p{L}\p{M}]*(?:'\p{L}+)*/gu;
+const capitalized = word => word.replace(/(?<=^.).*/su, rest => rest.toLowerCase());
+const cased = line => line.match(CASED) ?? [];
+
+export function inCapitals(line) {
+  const upper = /\p{Uppercase}/u.test(line) && !/[\p{Lowercase}\p{Lt}]/u.test(line);
+  return upper && cased(line).filter(word => [...word].length > 1).length > 1;
+}
+
+export function truecase(line, tokenizer) {
+  const long = cased(line).filter(word => [...word].length > 3);
+  const headline = long.length > 2 && long.every(word => /^\p{Uppercase}/u.test(word) && word === capitalized(word));
+  if (!inCapitals(line) && !headline) return line;
+  const usual = word => {
+    const forms = [word.toLowerCase(), word, capitalized(word)];
+    const known = forms.map(form => ({ form, ids: tokenizer.encode(form) }));
+    const differ = (a, b) => a.findIndex((id, i) => id !== b[i]);
+    const order = (a, b) => a.length - b.length || a[differ(a, b)] - b[differ(a, b)] || 0;
+    return known.sort((a, b) => order(a.ids, b.ids))[0].form;
+  };
+  const first = new RegExp(`(?<=^[^\\p{L}]*)\\p{L}`, "u");
+  const sentence = text => text.replace(CASED, usual).replace(first, letter => letter.toUpperCase());
+  return splitSentences(line).map(sentence).join(" ");
+}
+
+// Addresses, names of files and placeholders, each as a private character: chapter 17's
+// hide_markup. Tags are not among them: the library puts them where attention says.
+const W = String.raw`[\p{L}\p{N}_]`;
+const ENDS = "com|org|net|edu|gov|info|io|dev|example|de|fr|uk|csv|docx?|gz|html?|jpe?g|json|mp[34]|pdf|png|pptx?|py|svg|txt|xlsx?|zip";
+const KEPT = new RegExp(
+  [
+    String.raw`(?<!${W})(?:${W}+://|www\.)[^\s<>"]*(?:${W}|/)`,
+    String.raw`(?:${W}|[.+-])+@(?:${W}|-)+\.(?:${W}|[.-])*${W}`,
+    String.raw`(?<!${W}|\.)(?:${W}|-)+(?:\.(?:${W}|-)+)*\.(?:${ENDS})(?!${W})(?:/[^\s<>"]*(?:${W}|/))?`,
+    String.raw`(?<!${W})[@#]${W}*[a-zA-Z]${W}*`,
+    String.raw`\$?\{\{?(?:${W}|[. ])*\}?\}|\$[a-zA-Z]${W}*|%\(${W}+\)[sd]|%(?:[0-9]+\$)?[sd](?!${W})`,
+  ].join("|"),
+  "gu",
+);
+
+function hideMarkup(text) {
+  const kept = [];
+  const hidden = text.replace(KEPT, match => {
+    if (!kept.includes(match)) kept.push(match);
+    return String.fromCodePoint(0xf8000 + kept.indexOf(match));
+  });
+  const show = text => text.replace(/[\u{f8000}-\u{fffff}]/gu, sign => kept[sign.codePointAt() - 0xf8000] ?? sign);
+  return { hidden, show };
 }
 
 // What the vocabulary spells in bytes, taken out of a text and put back into its
@@ -355,7 +406,9 @@ function withSigns(words, text, signs) {
 // What is translated of a text: sentences, cut where they are too long; none if copied.
 // A part without a row is kept as it is. Chapter 17's _cut_line.
 export function partsOf(text, tokenizer, limit) {
-  const line = oneLine(foldText(text));
+  const { hidden, show } = hideMarkup(text);
+  const given = oneLine(foldText(hidden)), line = truecase(given, tokenizer);
+  const written = inCapitals(given) ? text => text.toUpperCase() : text => text;
   const partOf = text => {
     const { left, signs } = takeOut(text, tokenizer);
     if (signs.length && !letters(left)) return { text, signs: [], row: [] };
@@ -369,7 +422,7 @@ export function partsOf(text, tokenizer, limit) {
   const cuts = splitSentences(line).map(sentence => cutText(sentence, count, limit));
   const parts = cuts.flat().map(partOf);
   if (!parts.some(part => part.row.length)) return copied;
-  return { line, parts, cut: cuts.some(texts => texts.length > 1) };
+  return { line, parts, show, written, cut: cuts.some(texts => texts.length > 1) };
 }
 
 // --- the search: chapter 14's -----------------------------------------------------------
@@ -542,7 +595,7 @@ export async function loadModel(folder, runtime, version, report = () => {}) {
 export async function translate(model, text, beamSize, watch = async () => {}) {
   const { manifest, tokenizer } = model;
   const { ids: special, decoding } = manifest;
-  const { line, parts, foreign, cut } = partsOf(text, tokenizer, decoding.max_length);
+  const { line, parts, foreign, cut, show, written } = partsOf(text, tokenizer, decoding.max_length);
   const how = {
     beamSize, nBest: beamSize, alpha: decoding.alpha, neverSaid: decoding.never_said,
     bos: special.start, eos: special.end,
@@ -553,8 +606,9 @@ export async function translate(model, text, beamSize, watch = async () => {}) {
     const source = [...row, special.end];
     const steps = await Steps.of(model, source);
     const shown = beam => {
-      const text = putBack(oneLine(tokenizer.decode(beam.ids)), left, signs);
-      return { ...beam, text, ...withSigns(tokenizer.words(beam.ids), text, signs) };
+      const text = show(written(putBack(oneLine(tokenizer.decode(beam.ids)), left, signs)));
+      const words = tokenizer.words(beam.ids).map(word => ({ ...word, text: written(word.text) }));
+      return { ...beam, text, ...withSigns(words, text, signs.map(sign => ({ ...sign, text: show(sign.text) }))) };
     };
     const found = await search(steps, row.length + decoding.max_extra, how, beam =>
       watch({ sentence: i, of: read.length, source: pieces(source), best: shown(beam) }),
@@ -564,7 +618,7 @@ export async function translate(model, text, beamSize, watch = async () => {}) {
   let whole = "", before = ""; // a sentence's `before` holds parts that are kept as they are
   for (const part of parts) {
     const sentence = sentences[read.indexOf(part)];
-    const text = sentence ? sentence.found[0].text : part.text;
+    const text = sentence ? sentence.found[0].text : show(written(part.text));
     before += gap(whole, text);
     whole += gap(whole, text) + text;
     if (sentence) [sentence.before, before] = [before, ""];

@@ -208,7 +208,7 @@ def _translate(
     n_best: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     ensemble: list[Name] | None = None,
     alignment: bool = False,
-    keep_markup: bool = False,
+    keep_markup: bool = True,
     output: Path | None = None,
 ) -> None:
     """Translate lines of files or of standard input.
@@ -474,7 +474,6 @@ def _serve(
             device,
             engine=engine,
             compute_type=compute_type,
-            keep_markup=True,
         )
     answer = partial(translate, beam_size=beam_size)
     server = translation_server(answer, host, port, cors or (), (source, target))
