@@ -28,6 +28,7 @@ from transformer_lib.translator import (
     Translator,
     Unknown,
     cut_text,
+    hide_markup,
     one_line,
     put_back,
     split_sentences,
@@ -352,12 +353,12 @@ def test_sentences(text, want):
     assert split_sentences(text) == want
 
 
-def seconds_for(text, repeats=3):
-    """The shortest of some times that cutting this text kept the processor busy."""
+def seconds_for(use, text, repeats=3):
+    """The shortest of some times that this use of a text kept the processor busy."""
     times = []
     for _ in range(repeats):
         began = time.thread_time()
-        split_sentences(text)
+        use(text)
         times.append(time.thread_time() - began)
     return min(times)
 
@@ -369,7 +370,17 @@ def seconds_for(text, repeats=3):
 def test_time_to_cut_grows_with_the_length(unit):
     """A hundred times the text: about a hundred times as long; if quadratic, 10,000."""
     few, many = (unit * (n // len(unit)) for n in (5_000, 500_000))
-    assert seconds_for(many) < 1500 * max(seconds_for(few, 9), 2e-5)
+    limit = 1500 * max(seconds_for(split_sentences, few, 9), 2e-5)
+    assert seconds_for(split_sentences, many) < limit
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", "-", "a.", "@1", "{", "a@", "%(a", "<a", "$a", "w."]
+)
+def test_time_to_look_for_markup_grows_with_the_length(unit):
+    few, many = (unit * (n // len(unit)) for n in (5_000, 500_000))
+    limit = 1500 * max(seconds_for(hide_markup, few, 9), 2e-5)
+    assert seconds_for(hide_markup, many, 1) < limit
 
 
 def test_a_million_dots_are_cut(shipped):

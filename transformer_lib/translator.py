@@ -646,12 +646,13 @@ _MARKUP = re.compile(
     r"|(?P<open><(?!(?:br|hr|img|input|wbr)\b)[a-zA-Z](?:[^<>\n]*[^<>\n/])?>)"
     r"|<[a-zA-Z!][^<>\n]*>"  # a tag that is alone, such as <br/>
     r"|\b\w+://[^\s<>\"]*[\w/]|\bwww\.[^\s<>\"]*[\w/]"  # URLs
-    r"|[\w.+-]+@[\w-]+\.[\w.-]*\w"  # addresses of mail
-    r"|(?<![\w.])[\w-]+(?:\.[\w-]+)*\.(?:com|org|net|edu|gov|info|io|dev|example|de|fr|uk"
+    r"|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.-]*\w"  # addresses of mail
+    r"|(?<![\w.-])[\w-]+(?:\.[\w-]+)*\.(?:com|org|net|edu|gov|info|io|dev|example|de|fr|uk"
     r"|csv|docx?|gz|html?|jpe?g|json|mp[34]|pdf|png|pptx?|py|svg|txt|xlsx?|zip)\b"
     r"(?:/[^\s<>\"]*[\w/])?"  # addresses without http, and files
     r"|(?<!\w)[@#]\w*[a-zA-Z]\w*"  # @user, #topic
-    r"|\$?\{\{?[\w. ]*\}?\}|\$[a-zA-Z]\w*|%\(\w+\)[sd]|%(?:\d+\$)?[sd]\b"  # placeholders
+    r"|\$?\{\{?[\w. ]*\}?\}|\$[a-zA-Z]\w*"  # placeholders
+    r"|%\(\w+\)[sd]|%(?:\d+\$)?[sd]\b"
 )
 _FIRST = {"open": 0xF0000, "close": 0x100000, None: 0xF8000}  # characters of no use
 
@@ -780,7 +781,7 @@ def in_capitals(line: str) -> bool:
 
 
 def truecase(line: str, tokenizer: Tokenizer) -> str:
-    """A line in capitals, or a headline, as it would stand in running text; else itself.
+    """A line in capitals, or a headline, as running text has it; any other as it is.
 
     Args:
         line: One line, as one_line gives it.
