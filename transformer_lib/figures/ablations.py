@@ -47,14 +47,14 @@ def show_moves(short: list[dict], long: list[dict]) -> Drawn:
         theirs = [paper_difference(key) for key in keys]
         ax.plot(theirs, rows, "D", color=paper, markersize=4.5, label="the paper")
         ax.set_yticks(rows, keys)
-        ax.set(ylim=(-0.7, len(keys) - 0.3), xlabel="loss less the base's (nats)")
+        ax.set(ylim=(-0.7, len(keys) - 0.3), xlabel="loss minus the base's (nats)")
         place = {"loc": "lower left", "bbox_to_anchor": (-0.28 if narrow else 0, 1)}
         ax.legend(ncols=2 if narrow else 3, **place)
         return fig
 
     return show(
         draw,
-        "A line for each row of Table 3: across, the loss less the base's. An open "
+        "A line for each row of Table 3: across, the loss minus the base's. An open "
         "circle for the short runs, a filled one for the long runs, a diamond for the "
         "paper, and an arrow from the open circle to the filled one. C-N2, C-N4 and "
         "D-drop0.0 move from left of the line to the right. big stays to the right; "
@@ -95,7 +95,7 @@ def show_verdicts(compared: list[dict]) -> Drawn:
                 if not narrow or row["ours"] < 0.3:
                     ax.annotate(row["verdict"], end, va="center", **beside)
         ax.set_yticks(places, [row["row"] for row in others + claims])
-        ax.set(ylim=(-0.7, places[-1] + 0.7), xlabel="loss less the base's (nats)")
+        ax.set(ylim=(-0.7, places[-1] + 0.7), xlabel="loss minus the base's (nats)")
         for look, label in (
             (("o", "weight"), "as in the paper"),
             (("s", "muted"), "not decided"),
@@ -143,9 +143,9 @@ def show_luck(losses: dict[str, list[float]], within: float = 0.02) -> Drawn:
         ax.annotate("base-0", (first, 0), va="center", **beside)
         ax.set_yticks(range(len(keys)), keys)
         ax.invert_yaxis()
-        ax.set(xlabel="test loss less the mean of the four bases (nats)")
+        ax.set(xlabel="test loss minus the mean of the four bases (nats)")
         if narrow:
-            ax.set(xlabel="test loss less the bases' mean (nats)")
+            ax.set(xlabel="loss minus the bases' mean (nats)")
         return fig
 
     return show(

@@ -720,11 +720,12 @@ def show_sinks(shares: dict[str, Tensor], lengths: dict[str, Tensor]) -> Drawn:
                 alpha=0.75,
             )
         ax.axhline(1, color=COLORS["muted"], lw=1, ls=":")
+        split = "\n" if narrow else " "
         ax.set(
             xlim=(0, 1),
             ylim=0,
             xlabel="share of the weight that the symbol gets",
-            title="length at the symbol over length elsewhere",
+            title=f"length at the symbol{split}over length elsewhere",
         )
         ax.legend()
         return fig

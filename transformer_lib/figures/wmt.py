@@ -186,13 +186,13 @@ def show_used(bought: dict[str, float], needed: dict[str, float]) -> Drawn:
             colors = [COLORS["muted"], COLORS["weight"]]
             ax.barh((0, 1), both, 0.7, color=colors, alpha=0.7)
             share = f"{needed[size] / bought[size]:.0%}"
-            for row, (value, word) in enumerate(
-                zip(both, ("bought", f"needed, {share}"), strict=True)
-            ):
+            words = f"bought: {both[0]:.1e}", f"needed: {both[1]:.1e}, {share}"
+            for row, (value, word) in enumerate(zip(both, words, strict=True)):
                 beside = {"xytext": (5, 0), "textcoords": "offset points"}
                 ax.annotate(word, (value, row), va="center", **beside)
-            ax.set(yticks=[], ylim=(1.6, -0.6), xlim=(0, 1.25 * bought[size]))
-            ax.set_title(f"{size}, operations: {bought[size]:.1e}, {needed[size]:.1e}")
+            room = (1.6 if narrow else 1.25) * bought[size]
+            ax.set(yticks=[], ylim=(1.6, -0.6), xlim=(0, room))
+            ax.set_title(f"{size}, in operations")
             ax.set_xticks([])
             ax.spines["bottom"].set_visible(False)
         return fig
