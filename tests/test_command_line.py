@@ -304,6 +304,33 @@ def test_evaluate_and_diagnose_say_what_they_leave_out(at, capsys):
     assert "kept 40 of 48 lines" in capsys.readouterr().out
 
 
+def test_evaluate_scores_what_it_is_given(at, capsys):
+    """Files with --valid need no --split; swapped files are noticed."""
+    fast = ["--beam-size", "1", "--engine", "torch"]
+    given = ["evaluate", "tatoeba-en-de", *fast]
+    assert main([*given, "--valid", "test.en", "test.de"]) == 0
+    said = capsys.readouterr()
+    assert "12 sentences" in said.out and "swapped" not in said.err
+    assert main([*given, "--test", "test.de", "test.en"]) == 0
+    assert "are source and target swapped?" in capsys.readouterr().err
+
+
+def test_prepare_notices_swapped_and_equal_files(at, tmp_path, capsys):
+    """With the model that ships, to which the direction is known."""
+    asked = ["prepare", "--from", "tatoeba-en-de", "--threads", "1", "--train"]
+    for files, said in (
+        (("train.en", "train.de"), None),
+        (("train.de", "train.en"), "are source and target swapped?"),
+        (("train.en", "train.en"), "have the same text on both sides"),
+    ):
+        assert main([*asked, *files, "--out", str(tmp_path / "-".join(files))]) == 0
+        told = "".join(capsys.readouterr())
+        assert ("swapped" in told, "same text" in told) == (
+            said is not None and "swapped" in said,
+            said is not None and "same" in said,
+        )
+
+
 def test_evaluate_takes_several_references(at, capsys):
     """They count as in sacreBLEU, and lines that do not belong together are refused."""
     first, other = ((at / name).read_text("utf-8") for name in ("test.de", "test.en"))
@@ -905,6 +932,36 @@ WRONG = {
     ),
     "a missing text": (["translate", "run", "none.en", "--output", "x.de"], "none.en"),
     "no text to evaluate": (["evaluate", "run"], "--corpus"),
+    "a corpus beside files": (
+        [*"evaluate run --corpus grammar-en-de --test test.en test.de".split()],
+        "--corpus grammar-en-de has its own text: leave out --test, which",
+    ),
+    "a share of a corpus": (
+        [*"prepare --corpus grammar-en-de --share 0.1 --out o".split()],
+        "leave out --share, which",
+    ),
+    "a setting that is misspelled": (
+        ["train", "small", "--run", "r", "--set", "max_step=1"],
+        "did you mean max_steps?",
+    ),
+    "a size without its table": (
+        ["train", "small", "--run", "r", "--set", "d_model=64"],
+        "did you mean model.d_model?",
+    ),
+    "an option that is misspelled": (
+        ["prepare", "--trian", "train.en", "--out", "o"],
+        "--train? See transformer-lib prepare --help.",
+    ),
+    "a folder of runs": (["translate", "."], "In it is run."),
+    "other files than before": (
+        [*"prepare --train train.en train.de --valid test.en test.de".split()]
+        + [*"--out data --vocab-size 500 --threads 1".split()],
+        "(valid is None, asked for is ['test.en', 'test.de'])",
+    ),
+    "a record that is missing": (
+        [*"evaluate run --test test.en test.de --compare none".split()],
+        "none cannot be read as JSON: No such file or directory.",
+    ),
     "no record to compare with": (
         [*"evaluate run --test test.en test.de --compare data/data.json".split()],
         "no record of this test set",
@@ -1102,7 +1159,7 @@ def test_every_command_shows_an_example_in_its_help(capsys):
 def test_serve_says_what_it_holds(capsys):
     assert main(["serve", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "\nIts clients work with it" in said and "500 requests" in said
+    assert "clients work with it" in said and "curl -d q=" in said
 
 
 def test_help_needs_no_torch():

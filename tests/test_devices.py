@@ -39,7 +39,7 @@ from transformer_lib.family import models as family
 from transformer_lib.family import pretraining
 from transformer_lib.figures import decoding as decoding_figures
 from transformer_lib.figures.diagnosis import Trials
-from transformer_lib.fine_tuning import source_gains
+from transformer_lib.fine_tuning import sides_swapped, source_gains
 from transformer_lib.looking_inside import heads
 from transformer_lib.looking_inside import weights as looking_inside
 from transformer_lib.machine import default_device
@@ -488,6 +488,7 @@ TEXTS = {  # what takes a model, a tokenizer, and text
         "A dog sees a cat.", "Ein Hund sieht eine Katze."
     ),
     "source_gains": lambda m, t, pairs: source_gains(m, t, pairs[:6]),
+    "sides_swapped": lambda m, t, pairs: sides_swapped(m, t, pairs[:6]),
     "translate": lambda m, t, pairs: translator.translate(m, t, ["A dog."]),
     "evaluate": lambda m, t, pairs: evaluation.evaluate(
         Translator(m, t), pairs[:6], 1, max_extra=5, samples=5
@@ -537,7 +538,7 @@ WITHOUT = {  # public functions that take a model and need no case, and why
     "watching attention_as adam training_flops": "the model alone",
     "export_model prove to_int8 to_marian": "made on the CPU",
     "train set_up": "a test of its own, below",
-    "save_model": "files and a model, no inputs",
+    "save_model fingerprint": "files and a model, no inputs",
     "mean_of_means mean_of_tokens": "update, and its wrong variants",
     "evaluate_parser": "calls parse",
     "checkpoint_layers": "the model alone",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import ODD, sentences
+from served_text import ODD, sentences
 from test_export import small_model
 
 from transformer_lib.command_line import main

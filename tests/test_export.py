@@ -16,11 +16,11 @@ import pytest
 import sentencepiece as spm
 import torch
 from elsewhere import second_device
-from engines import ODD, exact_engine, int8_engine, sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from served_text import ODD, exact_engine, int8_engine, sentences
 
 from transformer_lib import storage
 from transformer_lib.batches import pad, prepare

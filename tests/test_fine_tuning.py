@@ -18,6 +18,7 @@ from transformer_lib.fine_tuning import (
     mix_pairs,
     next_pieces,
     noise_filter,
+    sides_swapped,
     source_gains,
 )
 from transformer_lib.objective import build_optimizer
@@ -258,9 +259,10 @@ def test_from_on_the_command_line(start, tmp_path, monkeypatch, capsys):
     wrong = ["train", "--from", str(start), "--data", "other", "--run", "no", *less]
     capsys.readouterr()
     assert main([*wrong, "--device", "cpu"]) == 2
-    assert "another vocabulary" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "another vocabulary" in said and f"prepare --from {start})" in said
     assert main(["train", "--run", "no"]) == 2
-    assert "--from" in capsys.readouterr().err
+    assert "such as small, or a model to fine-tune: --from" in capsys.readouterr().err
 
 
 def a_marian_of_ours(tokenizer, folder):
@@ -365,6 +367,15 @@ def test_gains_are_differences_of_log_probabilities_by_transformers(tokenizer):
         ]
         assert gain == pytest.approx(mean[0] - mean[1], abs=1e-4)
     assert source_gains(model, tokenizer, []) == []
+
+
+def test_the_direction_of_pairs_is_found():
+    """The model that ships translates into German; empty pairs say nothing."""
+    shipped = load_pretrained("tatoeba-en-de", "cpu")[:2]
+    turned = [(target, source) for source, target in PAIRS[:8]]
+    assert not sides_swapped(*shipped, PAIRS[:8])
+    assert sides_swapped(*shipped, turned)
+    assert not sides_swapped(*shipped, [("", "")]) and not sides_swapped(*shipped, [])
 
 
 def test_wrong_translations_are_dropped(tmp_path, capsys):

@@ -101,6 +101,22 @@ def test_pretrained_folder(train, tmp_path, half):
     assert runs.load_pretrained(tmp_path / "run")[2]["weights"] == run.record
 
 
+def test_a_fingerprint_is_of_all_that_the_answers_depend_on():
+    """The same for a second copy; another for one weight, setting or vocabulary."""
+    model, tokenizer, _ = runs.load_pretrained("tatoeba-en-de", "cpu")
+    again = runs.load_pretrained("tatoeba-en-de", "cpu")
+    parser = runs.load_pretrained("craft-pre-norm", "cpu")
+    first = runs.fingerprint(model, tokenizer)
+    assert runs.fingerprint(*again[:2]) == first and re.fullmatch("[0-9a-f]{64}", first)
+    found = {first, runs.fingerprint(model, parser[1])}
+    with torch.no_grad():
+        next(again[0].parameters())[0, 0] += 1
+    found.add(runs.fingerprint(again[0], tokenizer))
+    model.config = replace(model.config, num_heads=4)
+    found.add(runs.fingerprint(model, tokenizer))
+    assert len(found) == 4
+
+
 def test_shipped_model_loads():
     model, tokenizer, about = runs.load_pretrained("tatoeba-en-de")
     assert not model.training and tokenizer.vocab_size == model.config.vocab_size

@@ -20,8 +20,8 @@ from urllib.parse import urlencode
 import pytest
 import serving
 from deep_translator import LibreTranslator
-from engines import MANY, ODD, exact_engine, int8_engine, sentences
 from libretranslatepy import LibreTranslateAPI
+from served_text import MANY, ODD, exact_engine, int8_engine, sentences
 
 from transformer_lib import server as server_module
 from transformer_lib.translator import Translator
@@ -520,7 +520,7 @@ def test_html_in_a_list_and_beside_text():
 def test_html_that_never_ends(start):
     """Time that grows with the square of the length would end no test."""
     text = start * (2**19 // len(start))
-    lines, join = server_module.html_lines(text)
+    lines, join = server_module.split_html(text)
     assert "".join(html.unescape(join(lines)).split()) == "".join(text.split())
 
 

@@ -474,7 +474,8 @@ def read_json(path: Path) -> dict:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path} cannot be read as JSON: {error}.") from None
+        why = getattr(error, "strerror", None) or error
+        raise DamagedFile(f"{path} cannot be read as JSON: {why}.") from None
     if not isinstance(table, dict):
         raise DamagedFile(f"{path} is damaged: it holds no table of settings.")
     return table

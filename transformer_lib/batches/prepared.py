@@ -706,6 +706,9 @@ def _found_prepared(folder: Path, corpus, settings: dict) -> Prepared:
     there = prepared.data["settings"] | {"corpus": prepared.data["corpus"]}
     wanted = json.loads(json.dumps(settings | {"corpus": corpus}, default=str))
     names = sorted(there.keys() | wanted.keys())
+    if all(isinstance(table["corpus"], dict) for table in (there, wanted)):
+        there, wanted = ({**table, **table["corpus"]} for table in (there, wanted))
+        names = sorted((there.keys() | wanted.keys()) - {"corpus"})
     said = [
         f"{name} is {there.get(name)!r}, asked for is {wanted.get(name)!r}"
         for name in names
@@ -748,6 +751,13 @@ def prepared_text(prepared: Prepared, folder: str | Path) -> str:
     train, valid, size = prepared.train, prepared.valid, prepared.tokenizer.vocab_size
     said.append(
         f"{len(train):,} pairs to train on and {len(valid):,} to validate on are in "
-        f"{folder}, in {size:,} pieces."
+        f"{folder}, with a vocabulary of {size:,} tokens."
     )
+    some = [train[i] for i in range(min(1000, len(train)))]
+    same = sum(src.tolist() == tgt.tolist() for src, tgt in some)
+    if 2 * same > len(some):
+        said.append(
+            f"{same:,} of the first {len(some):,} pairs have the same text on both "
+            "sides: is the same file given twice, or one in the wrong language?"
+        )
     return "\n".join(said)

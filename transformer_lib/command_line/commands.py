@@ -10,6 +10,7 @@ __all__ = []
 # %% ../../notebooks/under_the_hood/18_command_line.ipynb #18c00007
 import math
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -74,21 +75,31 @@ class _Text:
     """Which text: a known corpus, or how the user's own files are read."""
 
     corpus: str | None = None
-    """A corpus that is known, such as tatoeba-en-de."""
+    """A known corpus instead of files: tatoeba-en-de, tatoeba-en-fr, grammar-en-de."""
     columns: Columns = None
     """Which columns of one file: 2,4 or names such as en,de."""
     bad: Literal["few", "drop", "refuse"] = "few"
     """Lines that cannot be read: leave out up to a fifth, any number, or none."""
     uneven: Literal["refuse", "drop"] = "refuse"
-    """More lines in one file than in the other."""
+    """More lines in one file than in the other: refuse, or drop those at the end."""
 
     def spec(self, needed: str, files: dict, share: float | None = None) -> str | dict:
-        """What load_corpus is to be given: a name, or the user's own files."""
+        """What load_corpus is to be given: a name, or the user's own files.
+
+        Raises:
+            ValueError: If there is neither, or what belongs to files beside a name.
+        """
         if not (self.corpus or files[needed]):
             advice = f"Give --corpus NAME, or files with --{needed}."
             raise ValueError(f"which text? {advice}")
         own = vars(self) | {"share": share}
         own |= {split: [*map(str, paths or ())] for split, paths in files.items()}
+        given = [f"--{name}" for name in ("columns", "share", *files) if own[name]]
+        if self.corpus and given:
+            raise ValueError(
+                f"--corpus {self.corpus} has its own text: leave out "
+                f"{' and '.join(given)}, which is for files, or --corpus."
+            )
         return self.corpus or {name: value for name, value in own.items() if value}
 
     def load(self, split: str, **files: list[Path] | None):
@@ -147,7 +158,7 @@ def _prepare(
         max_length: Longest side of a pair, in tokens.
         share: Part of the text to validate on without --valid (0.01).
         normalize: Done to all text (nfc; known corpora: nmt_nfkc).
-        start_from: Take the tokens of this model, to train on from it.
+        start_from: Take the vocabulary of this model, for train --from to fine-tune it.
         score_with: Drop the pairs of train that this model finds least likely to be
             translations; they are in OUT/dropped.tsv.
         keep: Share that --score-with keeps.
@@ -155,7 +166,8 @@ def _prepare(
         seed: Of the split, and of what is drawn.
     """
     spec = text.spec("train", {"train": train, "valid": valid}, share)
-    tokens = runs.load_pretrained(start_from, "cpu")[1] if start_from else None
+    start = runs.load_pretrained(start_from, "cpu")[:2] if start_from else None
+    tokens = start[1] if start else None
     how = vocab_size, model_type, max_length, tokens, threads, seed
     more: dict = {"show": sys.stderr.isatty(), "normalize": normalize}
     if score_with:
@@ -164,6 +176,22 @@ def _prepare(
         more["noise"] = noise_filter(score_with, keep)
     done = library.prepare(spec, out, *how, **more)
     print(batches.prepared_text(done, out))
+    if start:
+        some = [done.train[i] for i in range(min(64, len(done.train)))]
+        texts = ([start[1].decode(ids.tolist()) for ids in pair] for pair in some)
+        _warn_if_swapped(start_from, *start, [(src, tgt) for src, tgt in texts])
+
+
+def _warn_if_swapped(name, model, tokenizer, pairs: list[tuple[str, str]]) -> None:
+    """Warn if a model finds the pairs likelier with source and target exchanged."""
+    from transformer_lib.fine_tuning import sides_swapped
+
+    if sides_swapped(model, tokenizer, pairs):
+        warnings.warn(
+            f"for {name} these pairs fit better the other way round: are source and "
+            "target swapped? The file in its source language comes first.",
+            stacklevel=3,
+        )
 
 # %% ../../notebooks/under_the_hood/18_command_line.ipynb #9ab17f1f
 def _train(
@@ -180,11 +208,13 @@ def _train(
     """Train a recipe, or resume a run that was interrupted.
 
     Args:
-        recipe: A recipe of the library, or a TOML file.
+        recipe: small, another recipe of the library such as tatoeba-en-de, or a TOML
+            file (fine-tune with --from).
         run: Folder of the run; an existing run is resumed.
         data: What prepare wrote; else the recipe's corpus.
-        settings: Replace a setting of the recipe: NAME=VALUE; can be repeated.
-        start_from: Go on from this model (with the recipe fine-tune).
+        settings: Replace a setting of the recipe, such as max_steps=2000 or
+            model.d_model=128; can be repeated.
+        start_from: Fine-tune this model: tatoeba-en-de, or the folder of a run.
         max_minutes: Stop after this time; run again to go on.
     """
     from transformer_lib.fine_tuning import recipe_for
@@ -322,7 +352,7 @@ def _evaluate(
     text: _Text = _ANY_TEXT,
     valid: Scored | None = None,
     test: Scored | None = None,
-    split: Literal["valid", "test"] = "test",
+    split: Literal["valid", "test"] | None = None,
     beam_size: Beam = 4,
     alpha: Alpha = 0.6,
     device: Device = None,
@@ -336,7 +366,7 @@ def _evaluate(
     """Translate a test set and score it.
 
     Args:
-        split: What is scored.
+        split: Which of them is scored (test, or valid if only that is given).
         tokenize: sacreBLEU's, such as 13a zh char ja-mecab (what suits the script).
         comet: Score with COMET too, where it is installed (Unbabel/wmt22-comet-da).
         json: Keep the record, with every translation.
@@ -344,13 +374,16 @@ def _evaluate(
     """
     from transformer_lib.evaluation import COMET, scores_text
 
-    translator = library.Translator.from_pretrained(
-        model, device, engine=engine, compute_type=compute_type
-    )
     files = {"valid": valid, "test": test}
+    split = split or ("valid" if valid and not test else "test")
     corpus = text.load(split, **{name: (at or [])[:2] for name, at in files.items()})
     more = text.more(split, files[split], corpus)
     other = _other_outputs(compare, corpus) if compare else None
+    translator = library.Translator.from_pretrained(
+        model, device, engine=engine, compute_type=compute_type
+    )
+    start = translator.model, translator.tokenizer
+    _warn_if_swapped(model, *start, list(corpus.pairs[:64]))
     found = library.evaluate(
         translator,
         corpus,
@@ -443,9 +476,11 @@ def _serve(
 ) -> None:
     """Answer requests for translations over HTTP, as LibreTranslate does.
 
-    Its clients work with it, and its address is a page to try it. As many lines come
-    back as are sent. It is tested with 500 requests at once, all let in. It ends with
-    Ctrl-C, and answers what has begun.
+    LibreTranslate's clients work with it; in a browser its address is a page to try it.
+    As many lines come back as are sent. Ctrl-C or SIGTERM ends it, after the answers
+    that have begun.
+
+    curl -d q="Where is the station?" http://127.0.0.1:8000/translate
 
     Args:
         model: tatoeba-en-de, the folder of a run, or what export wrote for CTranslate2.
@@ -465,6 +500,11 @@ def _serve(
         export.need_packages(["ctranslate2"])
         how = (compute_type or "default", device or "cpu")
         translate = export.CTranslate2Model(model, threads, *how)
+        warnings.warn(
+            f"{model} is an export: tags are kept in requests with format html. Serve "
+            "the model that it was made from to keep them in all texts.",
+            stacklevel=2,
+        )
     else:
         import torch
 

@@ -125,7 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except CycloptsError as error:
         words = ["transformer-lib", *(error.command_chain or ()), "--help"]
-        _say(f"{str(error).rstrip('.')}. See {' '.join(words)}.")
+        said = f"{str(error).rstrip('.')}. See {' '.join(words)}."
+        _say(said.replace("?. ", "? "))
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         said = str(error)
         if type(error) is OSError and error.errno and error.filename is None:  # print

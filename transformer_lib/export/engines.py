@@ -12,7 +12,6 @@ import hashlib
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib import metadata, util
 
 import torch
@@ -23,6 +22,7 @@ from ..decoding import Hypothesis, decode_rows, greedy_decode
 from .common import token_scores
 from .ctranslate2 import CTranslate2Model, export_ctranslate2
 from .exporter import need_packages
+from ..runs import fingerprint
 from ..storage import write_json
 from ..tokenizer import EOS, Tokenizer
 from ..transformer import Transformer, evaluating
@@ -164,7 +164,9 @@ def proved_export(
         raise ValueError(
             f"CTranslate2 is asked on the first GPU only, not on {device}."
         )
-    folder = cache_folder() / "engines" / _hash_of(model, tokenizer, compute_type)
+    parts = fingerprint(model, tokenizer), compute_type, metadata.version("ctranslate2")
+    name = hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    folder = cache_folder() / "engines" / name
     how = min(torch.get_num_threads(), 256), "default", device.type
     try:
         exported = CTranslate2Model(folder, *how)
@@ -185,21 +187,6 @@ def proved_export(
     return exported
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #e9a10005
-def _hash_of(model: Transformer, tokenizer: Tokenizer, compute_type: str) -> str:
-    """A name for an export: what goes into it, and what writes it."""
-    settings = asdict(model.config) | {
-        "compute_type": compute_type,
-        "ctranslate2": metadata.version("ctranslate2"),
-        "layout": 1,
-    }
-    digest = hashlib.sha256(repr(sorted(settings.items())).encode())
-    digest.update(tokenizer.processor.serialized_model_proto())
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
 @torch.inference_mode()
 def log_probs_apart(
     model: Transformer, exported: CTranslate2Model

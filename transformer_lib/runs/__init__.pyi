@@ -21,6 +21,7 @@ from .folder import load_pretrained as load_pretrained
 from .folder import read_pretrained as read_pretrained
 from .folder import find_pretrained as find_pretrained
 from .folder import exported_as as exported_as
+from .folder import fingerprint as fingerprint
 from .folder import save_model as save_model
 from .folder import read_evidence as read_evidence
 from .folder import pair_key as pair_key

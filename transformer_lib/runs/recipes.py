@@ -136,7 +136,7 @@ class Recipe:
         allowed = {setting.name for setting in fields(cls)}
         if unknown := sorted(settings.keys() - allowed):
             raise ValueError(
-                f"{source} has unknown settings {unknown}; "
+                f"{source} has unknown settings {unknown};{_meant(unknown, allowed)} "
                 f"allowed are {sorted(allowed)}."
             )
         if missing := sorted({"name", "corpus", "vocab_size"} - settings.keys()):
@@ -162,6 +162,7 @@ class Recipe:
 
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #4628be4f
 import tomllib
+from difflib import get_close_matches
 from importlib import resources
 
 from ..batches.augment import COPIES
@@ -344,6 +345,15 @@ def _check_recipe(recipe: Recipe) -> None:
     _check_model_settings(recipe.vocab_size, recipe.model)
 
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #5c852157
+def _meant(unknown: list[str], allowed: set[str]) -> str:
+    """The known settings that are written like the unknown ones, as a question."""
+    sizes = {f"model.{f.name}" for f in fields(TransformerConfig)}
+    every = {name.removeprefix("model."): name for name in (*sizes, *allowed)}
+    like = (get_close_matches(word, every, 1) for word in unknown)
+    found = [every[name] for names in like for name in names]
+    return f" did you mean {' and '.join(found)}?" if found else ""
+
+
 def _check_model_settings(vocab_size: int, model: dict) -> None:
     """Refuse a table [model] from which TransformerConfig can make no model.
 

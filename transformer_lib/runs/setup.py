@@ -154,8 +154,9 @@ def ready_data(
         )
     if start and start.model != ready.tokenizer.model:
         raise ValueError(
-            f"the data was prepared with another vocabulary than {recipe.start_from} "
-            "has; prepare it with that model's tokenizer."
+            f"{folder} was prepared with another vocabulary than {recipe.start_from} "
+            "has; prepare the text into another folder, with that model's tokenizer "
+            f"(transformer-lib prepare --from {recipe.start_from})."
         )
     _check_text(run_dir, ready, folder)
     return ready
