@@ -1238,7 +1238,7 @@ def test_serve_answers_with_what_export_wrote(at, capsys, monkeypatch):
         number = "99999" if wrong == "--port" else "-1"
         assert main(["serve", "served/ctranslate2-int8", wrong, number]) == 2
         assert number in capsys.readouterr().err
-    for model in (["run"], ["run", "--compute-type", "int8"]):
+    for model in (["run"], ["run", "--compute-type", "float32"]):
         found.clear()
         how = ["--engine", "ctranslate2"] * (len(model) > 1)
         assert main(["serve", *model, *how, "--port", "0"]) == 0

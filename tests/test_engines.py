@@ -112,7 +112,7 @@ def test_eight_bits_cost_little(exact):
 
 
 def test_the_fastest_is_taken_and_told(any_engine, monkeypatch):
-    model, tokenizer = small_model()
+    model, tokenizer, _ = load_pretrained("tatoeba-en-de", "cpu")
     with pytest.warns(UserWarning, match="^engine ctranslate2, int8$"):
         assert Translator(model, tokenizer, engine=None).engine.name == "ctranslate2"
     with warnings.catch_warnings():

@@ -461,7 +461,7 @@ def test_chapter_30_at_full_measures_what_is_longer(full, capsys):
     run_cells(hood, names, "def products(", "def forward_times(")
     said = capsys.readouterr().out
     assert said.count("each doubling: times") == 4
-    assert said.count("the LSTM takes") == 3
+    assert said.count("the LSTM takes") == 4  # the stored one of a GPU among them
 
 
 def test_chapter_31_at_full_trains_with_other_seeds(full, monkeypatch, capsys):
