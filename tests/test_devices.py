@@ -792,6 +792,7 @@ SAID = {  # lines that say "cpu", and why the default device does not belong the
     # The same bit for bit only where sums have one order.
     'on_cpu = {"device": "cpu", "show": False}  # a GPU adds up in an order of its own',
     # The example of a newcomer, with the flag shown.
+    '"transformer-lib train small --data data --run runs/mine --device cpu "',
     '"transformer-lib train grammar --data data --run {run} --device cpu {settings}"',
     # What is exported computes on the CPU.
     'model, tokenizer, about = load_pretrained("tatoeba-en-de", "cpu")',
