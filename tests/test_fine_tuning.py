@@ -376,6 +376,11 @@ def test_the_direction_of_pairs_is_found():
     assert not sides_swapped(*shipped, PAIRS[:8])
     assert sides_swapped(*shipped, turned)
     assert not sides_swapped(*shipped, [("", "")]) and not sides_swapped(*shipped, [])
+    tokenizer = Tokenizer.train(TEXT, 330)
+    untrained = Transformer(TransformerConfig(330, **SIZES)).eval()
+    assert not any(
+        sides_swapped(untrained, tokenizer, some) for some in (PAIRS, turned)
+    )
 
 
 def test_wrong_translations_are_dropped(tmp_path, capsys):

@@ -313,12 +313,13 @@ def sides_swapped(
         pairs: Source and target of each pair.
 
     Returns:
-        Whether the median of source_gains is then larger; False if none is a number.
+        Whether the median of source_gains is then larger by more than half a nat; in
+        the right order it is some nats, of a model that has learned little near 0.
     """
     both = pairs, [(target, source) for source, target in pairs]
     gains = (source_gains(model, tokenizer, some) for some in both)
     given, turned = ([gain for gain in some if gain == gain] for some in gains)
-    return bool(given and turned) and median(turned) > median(given)
+    return bool(given and turned) and median(turned) > median(given) + 0.5
 
 
 def noise_filter(
