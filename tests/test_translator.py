@@ -833,6 +833,7 @@ def test_capitals_and_headlines_become_running_text(shipped):
     assert {"{name}", "Tom@x.org"} <= {
         *re.split(r"[ ?]", shipped("WHO IS {name} Tom@x.org?"))
     }
+    assert shipped("I’M OK!").isupper()  # as with a plain apostrophe
     one = shipped.n_best("WHERE IS THE STATION?\nIt was late.", 1)[0]
     assert one.text == "WO IST DER BAHNHOF?\nEs kam zu spät."
 

@@ -55,7 +55,8 @@ def translate_lines(
             differ.
     """
     lines = list(_each_line(lines, first_line))
-    read = [truecase(one_line(fold_text(line)), tokenizer) for line in lines]
+    plain = [one_line(fold_text(line)) for line in lines]
+    read = [truecase(line, tokenizer) for line in plain]
     unknown = unknown_characters(read, tokenizer)
     how = tokenizer, unknown, max_length, by_sentence
     cuts = [_cut_line(line, *how) for line in read]
@@ -65,8 +66,8 @@ def translate_lines(
     for note in _notes_on(read, cuts, outputs, first_line, max_extra):
         tell(note)
     return [
-        _join_parts(line, cut, output, tokenizer, links)
-        for line, cut, output in zip(lines, cuts, outputs, strict=True)
+        _join_parts(line, in_capitals(text), cut, output, tokenizer, links)
+        for line, text, cut, output in zip(lines, plain, cuts, outputs, strict=True)
     ]
 
 # %% ../notebooks/17_translator.ipynb #03273e7a
@@ -869,6 +870,7 @@ def _cut_line(
 # %% ../notebooks/under_the_hood/17_translator.ipynb #8ecb4aea
 def _join_parts(
     line: str,
+    capitals: bool,
     cut: _Cut,
     found: list[list[Hypothesis]],
     tokenizer: Tokenizer,
@@ -890,7 +892,7 @@ def _join_parts(
                 text = put_back(text, part.text, part.signs, linked)
             together = regex.search(rf"(?:[。！？、，]|{_EAST_ASIAN})$", whole[-1:])
             whole += text if together or not text or not whole else f" {text}"
-        whole = whole.upper() if in_capitals(line) else whole
+        whole = whole.upper() if capitals else whole
         score = sum(one.score for one in choice)
         log_prob = sum(one.log_prob for one in choice)
         out.append(Translator.Candidate(whole, score, log_prob))
