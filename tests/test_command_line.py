@@ -328,6 +328,13 @@ def test_prepare_notices_swapped_and_equal_files(at, tmp_path, capsys):
         assert ("target swapped?" in told, "same text" in told) == said
 
 
+def test_a_folder_of_runs_names_them(at, tmp_path, capsys):
+    (tmp_path / "mine").symlink_to(at / "run")
+    assert main(["translate", str(tmp_path)]) == 2
+    assert "holds no model: give" in (said := capsys.readouterr().err)
+    assert f"In it is {tmp_path / 'mine'}." in said
+
+
 def test_evaluate_takes_several_references(at, capsys):
     """They count as in sacreBLEU, and lines that do not belong together are refused."""
     first, other = ((at / name).read_text("utf-8") for name in ("test.de", "test.en"))
@@ -949,7 +956,6 @@ WRONG = {
         ["prepare", "--trian", "train.en", "--out", "o"],
         "--train? See transformer-lib prepare --help.",
     ),
-    "a folder of runs": (["translate", "."], "holds no model: give"),
     "other files than before": (
         [*"prepare --train train.en train.de --valid test.en test.de".split()]
         + [*"--out data --vocab-size 500 --threads 1".split()],
