@@ -777,8 +777,8 @@ _CASED_WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:'\p{L}+)*")
 
 def in_capitals(line: str) -> bool:
     """Whether all letters are capitals, in two words of two letters or more."""
-    words = [word for word in _CASED_WORD.findall(line) if len(word) > 1]
-    return line.isupper() and len(words) > 1
+    words = _CASED_WORD.finditer(line) if line.isupper() else ()
+    return sum(len(word[0]) > 1 for word in words) > 1
 
 
 def truecase(line: str, tokenizer: Tokenizer) -> str:
