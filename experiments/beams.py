@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from transformer_lib.ablations import rank_agreement
 from transformer_lib.corpora import load_corpus
 from transformer_lib.decoding import decode_rows
 from transformer_lib.evaluation import (
@@ -27,17 +28,6 @@ from transformer_lib.storage import write_json
 
 OUT = Path(__file__).resolve().parents[1] / "transformer_lib/evidence/beams.json"
 BEAMS, ALPHAS, LISTED = (1, 2, 4, 8, 16, 32, 64), (0.0, 0.6), 4
-
-
-def ranks(values) -> np.ndarray:
-    """Ranks from 0; of equal values the mean."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (count.cumsum() - (count + 1) / 2)[place]
-
-
-def rank_correlation(a, b) -> float:
-    """Spearman's."""
-    return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
 
 
 def confidence(found: list, tokenizer, references: list[str]) -> dict:
@@ -64,9 +54,9 @@ def confidence(found: list, tokenizer, references: list[str]) -> dict:
     return {
         "sentences": len(found),
         "rank_correlation": {
-            "log-probability a token": rank_correlation(sure, first),
-            "score": rank_correlation([x[0].score for x in found], first),
-            "lead over the second": rank_correlation(gap, first),
+            "log-probability a token": rank_agreement(sure, first),
+            "score": rank_agreement([x[0].score for x in found], first),
+            "lead over the second": rank_agreement(gap, first),
         },
         "chrf_by_quarter": [float(np.mean([first[i] for i in q])) for q in quarters],
         "probability_a_token": [float(np.exp(sure[q[-1]])) for q in quarters[:-1]],
