@@ -1,11 +1,9 @@
 """Interactive figures in Chromium, each in a page of its own, from a file."""
 
-import ast
 import html
 import json
 import re
 from contextlib import contextmanager
-from pathlib import Path
 
 STYLES = {
     "light": "body { background: #fff; color: #222832; font: 16px sans-serif; }",
@@ -64,21 +62,6 @@ def contents(figure):
     """What a figure gives its script: data, controls, state."""
     packed = re.search(r"data-figure='([^']*)'", html_of(figure))[1]
     return json.loads(html.unescape(packed))
-
-
-def figure_in(chapter, names, *starts):
-    """Run the cells of a chapter that start so; what the last one shows."""
-    path = Path(__file__).parents[1] / f"notebooks/{chapter}.ipynb"
-    cells = ["".join(c["source"]) for c in json.loads(path.read_text("utf-8"))["cells"]]
-    cells = [re.sub(r"\A# @title .*\n", "", cell) for cell in cells]
-    for start in starts:
-        (code,) = (cell for cell in cells if cell.startswith(start))
-        *lines, last = ast.parse(code).body
-        lines += [] if isinstance(last, ast.Expr) else [last]
-        exec(compile(ast.Module(lines, []), start, "exec"), names)
-        shown = isinstance(last, ast.Expr) and ast.Expression(last.value)
-        shows = eval(compile(shown, start, "eval"), names) if shown else None
-    return shows
 
 
 @contextmanager
