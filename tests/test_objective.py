@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from transformer_lib.exercises import objective as checks
-from transformer_lib.figures.objective import target_figure
+from transformer_lib.figures.objective import rates_figure, target_figure
 from transformer_lib.objective import (
     build_optimizer,
     chunked_cross_entropy,
@@ -78,6 +78,41 @@ def test_the_smoothed_target_says_what_is_asked_for(browser, tmp_path):
                             label_smoothing=e,
                         )
                         assert found[3] == pytest.approx(theirs.item(), abs=6e-4)
+
+
+SPOKEN = re.compile(r"At step (\d+) the rate is (\S+?)(, its peak)?: (\S+) times")
+CHOSEN = [  # keys for d_model and warm-up, what they choose, the factor's button
+    ((), 512, 4000, "1"),
+    (("Home", "Home"), 64, 500, "4"),
+    (("End", "End"), 1024, 16_000, "0.5"),
+]
+
+
+def test_the_figure_of_the_rate_says_the_rate(browser, tmp_path):
+    """Linear up to the peak, 1 / sqrt(d_model warmup), then as 1 / sqrt(step)."""
+    figure = rates_figure()
+    check_figure(browser, tmp_path, figure, [(".peak", "fill"), (".mark", "fill")])
+
+    def rate(step, d_model, warmup, factor):
+        peak = factor / math.sqrt(d_model * warmup)
+        return peak * (step / warmup if step < warmup else math.sqrt(warmup / step))
+
+    with shown(browser, tmp_path, figure, width=900) as page:
+        for keys, d_model, warmup, factor in CHOSEN:
+            for name, key in zip(("d_model", "warmup"), keys, strict=False):
+                page.get_by_role("slider", name=name).press(key)
+            page.get_by_role("button", name=f"factor {factor}", exact=True).click()
+            spoken = page.locator("svg [data-say]").evaluate_all(
+                "all => all.map(e => e.dataset.say)"
+            )
+            found = [SPOKEN.match(text).groups() for text in spoken]
+            assert len(found) >= 5
+            assert [int(step) for step, _, peak, _ in found if peak] == [warmup]
+            for step, said_rate, _, times in found:
+                wanted = rate(int(step), d_model, warmup, float(factor))
+                assert float(said_rate) == pytest.approx(wanted, rel=0.005)
+                base = rate(int(step), 512, 4000, 1)
+                assert float(times) == pytest.approx(wanted / base, abs=0.0051)
 
 
 # --- the loss -------------------------------------------------------------------------

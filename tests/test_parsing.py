@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from figures import check_figure, said, shown
 from hypothesis import given, settings
 from made_trees import TREES, WSJ_FILE, first_trees, tree
 
 from transformer_lib.exercises.parsing import check_close, check_f1, check_spans
+from transformer_lib.figures.parsing import writing_figure
 from transformer_lib.parsing import (
     BracketScore,
     Tree,
@@ -97,6 +99,34 @@ def test_sequence_of_the_figure():
         "XX_)NP_)VP",
         "XX_)S",
     ]
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_figure_writes_it_word_by_word(browser, tmp_path, motion):
+    text = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
+    clean = clean_tree(tree(text))
+    one = parsing.Parse(Tree("TOP", (clean,)), linearize(clean), "")
+    figure = writing_figure({"a dog": one, "again": one})
+    if motion == "reduce":
+        check_figure(browser, tmp_path, figure)
+    wanted = ["(S (NP XX )NP", "(VP XX", "(NP XX", "XX )NP )VP", "XX )S"]
+    unfinished = ["", "S", "S VP", "S VP NP", "S", ""]  # brackets after each word
+    how = {"width": 390, "reduced_motion": motion}
+    with shown(browser, tmp_path, figure, **how) as page:
+        slider = page.get_by_role("slider")
+        slider.press("Home")
+        for n in range(len(wanted) + 1):
+            written = page.locator(".written span").all_text_contents()
+            assert [chunk for chunk in written if chunk] == wanted[:n]
+            is_open = page.locator(".writing .open text").all_text_contents()
+            assert is_open == (["TOP", *unfinished[n].split()] if unfinished[n] else [])
+            slider.press("ArrowRight")
+        assert said(page).startswith("The tree is complete.")
+        page.get_by_role("button", name="play").click()  # from the beginning
+        page.wait_for_function("document.querySelector('input').value == '2'")
+        running = page.evaluate("document.getAnimations().length")
+        assert running == 0 or motion != "reduce"
+        page.get_by_role("button", name="pause").click()
 
 
 @given(TREES)
