@@ -95,6 +95,8 @@ def test_signs_and_tags_are_the_same_on_both_sides(kind):
     for (source, target), (new, neu) in copies(kind):
         more = without_ascii_words(new) - without_ascii_words(source)
         mehr = without_ascii_words(neu) - without_ascii_words(target)
+        if kind == "signs" and "&" in more and "und" in neu.split():
+            more -= Counter("&")  # the German side says it
         assert more == mehr, (new, neu)
         assert new.count("<") == new.count(">") or kind == "signs"
 

@@ -550,13 +550,12 @@ def _with_signs(pair: Pair, text: PairText, rng: random.Random) -> Pair | None:
     kind, sign = rng.random(), _any_sign(rng)
     if kind < 0.1:  # and, or
         for words, new in (
-            ((" and ", " und "), "&"),
-            ((" or ", " oder "), "/"),
-            ((" and ", " und "), "+"),
+            ((" and ", " und "), (" & ", " und ")),
+            ((" or ", " oder "), ("/", "/")),
+            ((" and ", " und "), (" + ", " + ")),
         ):
             if all(map(_once, words, pair)) and rng.random() < 0.7:
-                gap = "" if new == "/" else " "
-                return _swap(pair, words, (f"{gap}{new}{gap}",) * 2)
+                return _swap(pair, words, new)
         return None
     if kind < 0.2:
         bullet = rng.choice(_BULLETS)
