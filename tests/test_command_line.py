@@ -9,6 +9,7 @@ import re
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ import sacrebleu
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sacrebleu.significance import PairedTest
 
 from transformer_lib import machine
 from transformer_lib.batches import Prepared
@@ -114,6 +116,24 @@ def test_a_second_train_goes_on_and_another_recipe_is_refused(at, capsys):
     assert "6 of 6 updates" in capsys.readouterr().out
     assert main([*TRAIN, "--set", "seed=5"]) == 2
     assert "another recipe" in capsys.readouterr().err
+
+
+def test_train_draws_its_bar_on_a_terminal_alone(at, capsys, monkeypatch):
+    """Both get a line for each validation, the moment that it is done."""
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    for name, ends in ("watched", os.openpty()), ("logged", os.pipe()):
+        asked = [word if word != "run" else name for word in TRAIN]
+        with open(ends[1], "w") as screen, monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", screen)
+            assert main(asked) == 0
+        drawn = b""
+        with contextlib.suppress(OSError):  # so ends a terminal
+            while piece := os.read(ends[0], 1 << 16):
+                drawn += piece
+        os.close(ends[0])
+        assert (b"6/6" in drawn) == (b"\r" in drawn) == (name == "watched"), drawn
+        told = re.findall(r"(?m)^update +(\d) .* valid \d", capsys.readouterr().out)
+        assert told == ["2", "4", "6"]
 
 
 def test_minutes_that_are_up_end_a_run_with_a_checkpoint(at, capsys):
@@ -357,6 +377,42 @@ def test_evaluate_takes_several_references(at, capsys):
     Path("gap.de").write_text(first.replace(lists[0][4], "", 1), "utf-8")
     assert main([*asked, "gap.de"]) == 2
     assert "gap.de lacks other lines than test.de" in capsys.readouterr().err
+
+
+def test_evaluate_compares_by_all_references(at, capsys, monkeypatch):
+    """As sacreBLEU's paired bootstrap does; by the first alone, the other is better."""
+    first = (at / "test.de").read_text("utf-8").splitlines()
+    here = [" ".join(line.split()[::-1]) for line in first]
+    there = [" ".join(line.split()[:-1]) for line in first]
+    Path("turned.de").write_text("".join(line + "\n" for line in here), "utf-8")
+    here[:2] = ["Nein.", "Nein."]
+    monkeypatch.setattr(Translator, "__call__", lambda *_, **__: here)
+    asked = ["evaluate", "run", "--engine", "torch", "--test", "test.en", "test.de"]
+    assert main([*asked, "--json", "first.json"]) == 0
+    record = json.loads(Path("first.json").read_text())
+    Path("there.json").write_text(json.dumps(record | {"outputs": there}))
+    asked += ["turned.de"]
+    signs = {}
+    for count in (1, 2):
+        capsys.readouterr()
+        assert main([*asked[: 6 + count], "--compare", "there.json"]) == 0
+        beside = capsys.readouterr().out.split("Beside there.json:")[1]
+        lists = [first, Path("turned.de").read_text("utf-8").splitlines()][:count]
+        metrics = {"chrF2++": sacrebleu.CHRF(word_order=2), "BLEU": sacrebleu.BLEU()}
+        both = [("there", there), ("here", here)]
+        theirs = PairedTest(both, metrics, lists, "bs", 1000)()[1]
+        for name in ("chrF++", "BLEU"):
+            line = re.search(rf"(?m)^{re.escape(name)} .*$", beside)[0]
+            gain, score, p = (
+                float(re.search(pattern, line)[1])
+                for pattern in (r" ([+-]\S+) ", r"from (\S+) there", r"p = (\S+)$")
+            )
+            base, other = theirs[name.replace("++", "2++")]
+            assert score == pytest.approx(base.score, abs=0.006)
+            assert gain == pytest.approx(other.score - base.score, abs=0.006)
+            assert p == pytest.approx(other.p_value, abs=0.01)
+            signs[name, count] = gain > 0
+    assert signs["BLEU", 2] and not signs["BLEU", 1]
 
 
 def test_evaluate_asks_comet_where_it_is_installed(at, capsys, monkeypatch):
@@ -1220,10 +1276,22 @@ def test_export_names_the_packages_it_lacks(at, capsys, monkeypatch):
     assert "pip install onnx onnxscript onnxruntime transformers ctranslate2" in said
 
 
+def test_serve_says_that_a_port_is_taken_before_it_loads_the_model(at, capsys):
+    """No model is of this name, and that is not what is said."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert main(["serve", "no-such-model", "--port", port]) == 2
+    said = capsys.readouterr().err
+    assert f"127.0.0.1:{port} cannot be listened at" in said
+    assert "give another --port" in said and "no-such-model" not in said
+
+
 def test_serve_answers_with_what_export_wrote(at, capsys, monkeypatch):
     from transformer_lib.server import TranslationServer
 
     assert main(["export", "run", "--out", "served", "--to", "ctranslate2-int8"]) == 0
+    assert main(["serve", "served"]) == 2
+    assert "serve` takes served/ctranslate2-int8, too" in capsys.readouterr().err
     found, body = [], b'{"q": ["a dog", ""]}'
 
     def serve(server):

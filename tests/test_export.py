@@ -1353,8 +1353,10 @@ def test_an_export_given_as_a_model_says_what_it_is(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"{kind} is an export for {telling}"):
             load_pretrained(folders[kind])
-    with pytest.raises(ValueError, match="out/ctranslate2 is an export for"):
+    with pytest.raises(ValueError, match="out/ctranslate2 is an export for") as told:
         Translator.from_pretrained(tmp_path / "out")
+    names = [str(folders[kind]) for kind in ("ctranslate2", "ctranslate2-int8")]
+    assert f"`serve` takes {' or '.join(names)}, too." in str(told.value)
 
 
 def test_an_export_names_no_folder_of_its_owner(tmp_path):

@@ -7,6 +7,7 @@ import html
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -227,6 +228,13 @@ sys.exit(command_line.main(["serve", "it", "--port", "0"]))
 """
 
 
+def curl(url: str, *how: str) -> str:
+    """What curl is answered with: the translation, or the error."""
+    asked = ["curl", "-s", *how, url + "/translate"]
+    told = subprocess.run(asked, capture_output=True, check=True, timeout=600)
+    return next(iter(json.loads(told.stdout).values()))
+
+
 @pytest.mark.parametrize(
     "name, status",
     [
@@ -236,7 +244,10 @@ sys.exit(command_line.main(["serve", "it", "--port", "0"]))
     ],
 )
 def test_a_signal_ends_it_when_all_are_answered(name, status):
-    """Five have asked, one has only connected; all five get their answer."""
+    """Five have asked, one has only connected; all five get their answer.
+
+    So do three clients that others wrote.
+    """
     program = subprocess.Popen(
         [sys.executable, "-c", SLOW],
         stdout=subprocess.PIPE,
@@ -245,6 +256,15 @@ def test_a_signal_ends_it_when_all_are_answered(name, status):
     )
     address = program.stdout.readline().decode().split("//")[1].split("/")[0]
     address = "127.0.0.1", int(address.split(":")[1])
+    url = "http://{}:{}".format(*address)
+    clients = [
+        functools.partial(LibreTranslateAPI(url).translate, "ab", "en", "de"),
+        functools.partial(
+            LibreTranslator("en", "de", "x", custom_url=url + "/").translate, "ab"
+        ),
+    ]
+    if shutil.which("curl"):
+        clients.append(functools.partial(curl, url, "-d", "q=ab"))
     with contextlib.ExitStack() as stack:
         people = [
             stack.enter_context(socket.create_connection(address, timeout=600))
@@ -252,13 +272,16 @@ def test_a_signal_ends_it_when_all_are_answered(name, status):
         ]
         for one in people[:5]:
             one.sendall(ASK + BODY)
+        pool = stack.enter_context(ThreadPoolExecutor(len(clients)))
+        said = [pool.submit(client) for client in clients]
         lines = 0
-        while lines < 5:  # in one call or in several
+        while lines < 5 + len(clients):  # in one call or in several
             lines += int(program.stdout.readline())
         program.send_signal(getattr(signal, name))
         answers = [
             b"".join(iter(lambda one=one: one.recv(2**16), b"")) for one in people
         ]
+        assert {one.result(600) for one in said} == {"ba"}
     said = program.communicate(timeout=600)[1]
     assert program.returncode == status, said
     assert all(b'"translatedText":"ba"' in answer for answer in answers[:5])
@@ -419,6 +442,18 @@ def test_libretranslates_own_client(served):
     ]
     with pytest.raises(OSError, match="400"):
         api.translate("ab", "en", "fr")
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_curl(served):
+    """As serve --help and the README write it, and with JSON."""
+    url = address_of(served)
+    assert curl(url, "-d", "q=Where is it?") == "?ti si erehW"
+    assert curl(url, "--data-urlencode", "q=1+1 & Ü") == "Ü & 1+1"
+    asked = json.dumps({"q": ["ab", "cd\nef"], "source": "en", "target": "de"})
+    assert curl(url, "--json", asked) == ["ba", "dc\nfe"]
+    assert curl(url, "-d", "q=ab", "-d", "target=fr").startswith("target 'fr' is not")
+    assert curl(url, "-X", "POST").startswith("send JSON such as")
 
 
 def test_deep_translator(served):

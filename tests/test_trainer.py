@@ -44,12 +44,13 @@ def test_nan_names_step_and_batch(train, tmp_path, monkeypatch):
         train(tiny(), tmp_path)
 
 
-def test_an_interrupt_closes_the_bar(train, tmp_path):
+def test_an_interrupt_closes_the_bar(train, tmp_path, monkeypatch):
     """Else the next bar takes the line below it, and a new one at each refresh."""
 
     def interrupted(history):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(trainer, "shows_bars", lambda: True)
     # The error is kept, as a notebook keeps the last one, with all that it refers to.
     with pytest.raises(KeyboardInterrupt) as kept:
         train(tiny(), tmp_path, show=True, callbacks=[interrupted])

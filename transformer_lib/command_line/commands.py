@@ -464,7 +464,7 @@ def _serve(
     /,
     *,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8000,
     cors: Words = None,
     source: str = "en",
     target: str = "de",
@@ -492,9 +492,10 @@ def _serve(
         threads: Threads of one translation.
     """
     export.need_packages(["serving"])
-    from transformer_lib.server import translation_server
+    from transformer_lib.server import listen_at, translation_server
 
     decoding.require_search(beam_size, alpha=0.6)
+    listen_at(host, port).close()  # a port that is taken is said before the work
     translate: Callable
     if runs.exported_as(Path(model)) == "ctranslate2" and engine != "torch":
         export.need_packages(["ctranslate2"])

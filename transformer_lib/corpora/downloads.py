@@ -37,6 +37,7 @@ from transformer_lib.storage import (
     claimed,
     ensure_writable,
     leftovers,
+    shows_bars,
     sync,
     write_json,
 )
@@ -311,6 +312,7 @@ def _receive(part: PartialFile, url: str, timeout: float) -> bool:
             part.start(url, validator, size)
         size, name = part.about["size"], url.rsplit("/", 1)[-1]
         bar = {"total": size or None, "initial": part.length, "desc": name}
+        bar["disable"] = not shows_bars()
         with tqdm(unit="B", unit_scale=True, leave=False, **bar) as progress:
             while piece := answer.read(1 << 16):
                 part.add(piece)

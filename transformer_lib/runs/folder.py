@@ -510,16 +510,19 @@ def find_pretrained(folder_or_name: str | Path) -> Path:
         folder = put_back(place)
         if any((folder / n).is_file() for n in ("weights.safetensors", "recipe.json")):
             return folder
-    for folder in (given, *sorted(given.glob("*/"))):
+    inside = sorted(given.glob("*/"))
+    for folder in (given, *inside):
         if kind := exported_as(folder):
+            served = [str(at) for at in inside if exported_as(at) == "ctranslate2"]
+            also = f"; `serve` takes {' or '.join(served)}, too" if served else ""
             raise ValueError(
                 f"{folder} is an export for {_EXPORTED[kind][0]}. To translate with "
-                "this library, give the model that it was made from."
+                f"this library, give the model that it was made from{also}."
             )
     known = sorted(path.parent.name for path in shipped.glob("*/weights.safetensors"))
     if given.is_dir():
-        inside = [str(path.parent) for path in sorted(given.glob("*/recipe.json"))]
-        advice = f" In it is {', '.join(inside)}." if inside else ""
+        found = [str(path.parent) for path in sorted(given.glob("*/recipe.json"))]
+        advice = f" In it is {', '.join(found)}." if found else ""
         raise ValueError(
             f"the folder {given} holds no model: give the folder of a run, or one of "
             f"{known}.{advice}"

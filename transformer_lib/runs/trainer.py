@@ -53,7 +53,8 @@ def train(
         device: "cpu" or "cuda"; what default_device chooses if None.
         max_seconds: Stop after this time, with a validation and a checkpoint; call
             train again to continue from there.
-        show: Whether to show a progress bar and a line for each validation.
+        show: Whether to print a line for each validation and, on a terminal or in a
+            notebook, to show a progress bar.
         batches: A function that returns the batches of an epoch, counted from 0, always
             the same ones; the recipe's if None. A second thread calls it.
         optimizer: A function that makes an optimizer for a model; the paper's Adam if
@@ -95,7 +96,8 @@ def train(
         model.train()
         # Both end with the loop, even if it is interrupted: a bar that stays open
         # would push the next one down the page.
-        with _bar(recipe, at, show and team.rank == 0) as bar, ahead as ready:
+        show = show and team.rank == 0
+        with _bar(recipe, at, show) as bar, ahead as ready:
             while not over:
                 done = one_update(recipe, model, state, rate, *next(ready))
                 since.add(done, time.monotonic())
@@ -103,7 +105,7 @@ def train(
                 _show_progress(bar, since)
                 over = at.step >= recipe.max_steps or team.any(at.seconds > until)
                 if at.step % recipe.validate_every == 0 or over:
-                    validate_and_save(recipe, data, model, state, since, bar)
+                    validate_and_save(recipe, data, model, state, since, show)
                     over = _wants_to_stop(state, callbacks) or over
                     at.seconds, since = time.monotonic() - began, Window()
         team.wait()
@@ -160,6 +162,7 @@ from transformer_lib.runs.checkpoints import (
     to_minimize,
 )
 from .setup import Data, State
+from ..storage import shows_bars
 from ..tokenizer import Tokenizer
 from ..training import Update, quick_translate, update, validation_loss
 from ..transformer import Transformer
@@ -312,7 +315,7 @@ def _bar(recipe: Recipe, at: Progress, show: bool) -> tqdm:
     return tqdm(
         total=recipe.max_steps,
         initial=at.step,
-        disable=not show,
+        disable=not (show and shows_bars()),
         mininterval=1.0,
         unit=" updates",
         dynamic_ncols=True,
@@ -512,7 +515,7 @@ def validate_and_save(
     model: Transformer,
     state: State,
     since: Window,
-    bar: tqdm,
+    show: bool,
 ) -> None:
     """Add a record to the history; keep the best weights, these, and the state."""
     run_dir, at = state.run_dir, state.at
@@ -539,12 +542,13 @@ def validate_and_save(
         last = run_dir / "last.safetensors"
         save_checkpoint(last, model, state.optimizer, at, rngs)
         drop_steps(run_dir, at)
-    if not bar.disable:
-        bar.clear()
-        print(
+    if show:
+        line = (
             f"update {at.step:6,}  train {record['train_loss']:.3f}  "
             f"valid {loss:.3f}  {since.speed:6,.0f} tokens/s {at.seconds:6,.0f} s"
         )
+        with tqdm.external_write_mode():
+            print(line, flush=True)  # also into a file that somebody watches
 
 # %% ../../notebooks/under_the_hood/13_runs.ipynb #17380df6
 def _other_rngs(model: Transformer, team: Team) -> list[dict]:
