@@ -317,3 +317,25 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path):
     manifest(tmp_path)
     with pytest.raises(storage.DamagedFile, match="manifest.json is damaged"):
         storage.read_manifest(tmp_path, needed=["recipe.json"])
+
+
+@pytest.mark.parametrize("locked", ["manifest.json", "weights"])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(
+    tmp_path, monkeypatch, locked
+):
+    put(tmp_path / "weights", b"1 2 3")
+    storage.write_manifest(tmp_path)
+    assert storage.read_manifest(tmp_path, ["weights"])
+
+    def guarded(real):
+        def read(path, *args, **kwargs):
+            if Path(path).name == locked:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *args, **kwargs)
+
+        return read
+
+    monkeypatch.setattr(storage, "open", guarded(open), raising=False)
+    monkeypatch.setattr(Path, "read_text", guarded(Path.read_text))
+    with pytest.raises(PermissionError, match=f"{tmp_path / locked}"):
+        storage.read_manifest(tmp_path, ["weights"])

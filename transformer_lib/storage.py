@@ -540,6 +540,7 @@ def read_manifest(
 
     Raises:
         DamagedFile: If there is no manifest, or a file is missing or differs from it.
+        PermissionError: If a file may not be read.
     """
     path = Path(folder) / name
     if not path.is_file():
@@ -557,7 +558,10 @@ def read_manifest(
             for n in sorted({*files, *needed})
             if (wrong := _what_is_wrong(path.parent / n, files[n], verify))
         }
-    except (TypeError, KeyError, AttributeError, ValueError, OSError):
+    except (TypeError, KeyError, AttributeError, ValueError, OSError) as error:
+        for why in error, error.__context__:
+            if isinstance(why, PermissionError):  # which is no damage
+                raise why from None
         raise DamagedFile(f"{path} is damaged. {cure}") from None
     for n, wrong in odd.items():
         more = f" ({len(odd)} such files)" if len(odd) > 1 else ""
