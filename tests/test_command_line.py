@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 import tomllib
@@ -122,6 +123,8 @@ def test_train_draws_its_bar_on_a_terminal_alone(at, capsys, monkeypatch):
     """Both get a line for each validation, the moment that it is done."""
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     for name, ends in ("watched", os.openpty()), ("logged", os.pipe()):
+        if name == "watched":
+            termios.tcsetwinsize(ends[0], (24, 80))
         asked = [word if word != "run" else name for word in TRAIN]
         with open(ends[1], "w") as screen, monkeypatch.context() as patch:
             patch.setattr(sys, "stderr", screen)
