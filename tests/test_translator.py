@@ -29,6 +29,7 @@ from transformer_lib.translator import (
     Unknown,
     cut_text,
     hide_markup,
+    look_again,
     one_line,
     put_back,
     split_sentences,
@@ -38,6 +39,7 @@ from transformer_lib.translator import (
     truecase,
     unknown_characters,
     word_links,
+    wrong_numbers,
 )
 
 LINES = [
@@ -257,6 +259,38 @@ def test_copied_and_cut_lines_are_told(shipped):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         shipped(LINES + ["Hello. How are you? " * 30], beam_size=1)
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "wrong"),
+    [
+        ("It costs 12,480 euros.", "Es kostet 12.480 Euro.", 0),
+        ("It costs 129 euros.", "Es kostet 12 Euro.", 2),  # one lacks, one is new
+        ("7 and 7", "7 und 8", 2),
+    ],
+)
+def test_wrong_numbers_by_hand(source, output, wrong):
+    assert wrong_numbers(source, output) == wrong
+
+
+def test_a_candidate_that_keeps_the_number_comes_first(shipped):
+    encode, asked = shipped.tokenizer.encode, []
+
+    def decode(rows, n_best=1, prefixes=None):
+        asked.append((n_best, prefixes))
+        outs = ["Es sind 3.", "Es sind vier.", "Es sind 4."]
+        return [
+            [Hypothesis(encode(out), -k, -k) for k, out in enumerate(outs)][:n_best]
+        ] * len(rows)
+
+    rows = [encode("There are 3."), encode("There are 4."), encode("There are many.")]
+    found = look_again(decode, shipped.tokenizer, 3)(rows, prefixes=[[1], [2], [3]])
+    says = [shipped.tokenizer.decode(one.ids) for (one,) in found]
+    assert says == ["Es sind 3.", "Es sind 4.", "Es sind vier."]
+    assert asked == [(1, [[1], [2], [3]]), (3, [[2], [3]])]
+    asked.clear()
+    assert len(look_again(decode, shipped.tokenizer, 1)(rows)) == 3
+    assert asked == [(1, None)]
 
 
 def told_of(lines, outputs, tokenizer):

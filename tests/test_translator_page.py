@@ -26,6 +26,7 @@ from transformer_lib.translator import (
     take_out,
     truecase,
     unknown_characters,
+    wrong_numbers,
 )
 
 PAGE = "book/translator.html"
@@ -274,6 +275,14 @@ def test_capitals_and_headlines_are_set_as_in_the_library(engine, translator):
     lines += [line.upper() for line in lines] + [line.title() for line in lines]
     got = engine("ts => ts.map(t => engine.truecase(t, engine.tokenizer))", lines)
     assert got == [truecase(line, translator.tokenizer) for line in lines]
+
+
+def test_numbers_are_compared_as_in_the_library(engine):
+    lines = ["3 or 33 of 3, 0333", "33 of 3", *TEXTS, *SENTENCES]
+    pairs = [[a, b] for a in lines for b in lines]
+    got = engine("ps => ps.map(([a, b]) => engine.wrongNumbers(a, b))", pairs)
+    assert got == [wrong_numbers(a, b) for a, b in pairs]
+    assert max(got) > 2
 
 
 def test_signs_are_taken_out_and_put_back(engine, translator):

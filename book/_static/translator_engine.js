@@ -267,6 +267,18 @@ export function truecase(line, tokenizer) {
   return splitSentences(line).map(sentence).join(" ");
 }
 
+// How many numbers of a source an output lacks, and how many it adds: chapter 17's
+// wrong_numbers. Of a beam's candidates, those with fewer come first.
+export function wrongNumbers(source, output) {
+  const read = source.match(/[0-9]+/g) ?? [], said = output.match(/[0-9]+/g) ?? [];
+  for (const number of [...read])
+    if (said.includes(number)) {
+      said.splice(said.indexOf(number), 1);
+      read.splice(read.indexOf(number), 1);
+    }
+  return read.length + said.length;
+}
+
 // Addresses, names of files and placeholders, each as a private character: chapter 17's
 // hide_markup. Tags are not among them: the library puts them where attention says.
 const W = String.raw`[\p{L}\p{N}_]`;
@@ -613,6 +625,8 @@ export async function translate(model, text, beamSize, watch = async () => {}) {
     const found = await search(steps, row.length + decoding.max_extra, how, beam =>
       watch({ sentence: i, of: read.length, source: pieces(source), best: shown(beam) }),
     );
+    const wrong = ({ ids }) => wrongNumbers(tokenizer.decode(row), tokenizer.decode(ids));
+    if (wrong(found[0])) found.sort((a, b) => wrong(a) - wrong(b));
     sentences.push({ source: pieces(source), found: found.map(shown) });
   }
   let whole = "", before = ""; // a sentence's `before` holds parts that are kept as they are

@@ -11,6 +11,7 @@ __all__ = ['PATIENCE', 'ctranslate2_spec', 'export_ctranslate2', 'CTranslate2Mod
 import json
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from transformer_lib.storage import (
 )
 from ..tokenizer import BOS, Tokenizer
 from ..transformer import Transformer
-from ..translator import trained_length, translate_lines
+from ..translator import look_again, trained_length, translate_lines
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #ea93226e
 def ctranslate2_spec(
@@ -301,13 +302,11 @@ class CTranslate2Model:
             For a text a text, with its line breaks; else one string a line.
         """
 
-        def decode(rows):
-            return self.decode(rows, **settings)
-
+        decode = partial(self.decode, **settings)
         found = translate_lines(
             sentences,
             self.tokenizer,
-            decode,
+            look_again(decode, self.tokenizer, settings.get("beam_size", 4)),
             self.max_length,
             tell=tell,
             max_extra=settings.get("max_extra", 50),
