@@ -8,7 +8,8 @@
 An interrupted run goes on where it stopped. Writes
 transformer_lib/evidence/RECIPE.json: recipe, data hash, hardware, versions, commit,
 history, scores with their signatures for the best, the last and the averaged weights
-(or for those that --weights names), by greedy decoding and by beam search, and the
+(or for those that --weights names: "merged" is the mean of a run's averaged weights and
+those that it started from), by greedy decoding and by beam search, and the
 translation of each test sentence beside a hash that says of which. The headline is
 the paper's way, averaged weights and beam 4, whichever scores best; losses on the
 three splits are of the same weights.
@@ -32,7 +33,7 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.export.onnx import rounded_to_8_bits
 from transformer_lib.machine import default_device
-from transformer_lib.runs import Recipe, Run, runs_folder, train
+from transformer_lib.runs import Recipe, Run, load_pretrained, runs_folder, train
 from transformer_lib.runs.checkpoints import step_files
 from transformer_lib.runs.folder import pair_key
 from transformer_lib.storage import ensure_writable, write_json
@@ -49,12 +50,33 @@ DECODINGS = {
 SETS = {"tatoeba-en-de": " (Tatoeba Challenge v2021-08-07)"}
 
 
+def loaded(run_dir: Path, device: str, weights: str) -> Run:
+    """A run with these weights, means in half precision, as they are saved.
+
+    Source of "merged": Wortsman et al. 2022, who call it a soup.
+    """
+    run = Run.load(run_dir, device, weights.replace("merged", "average"))
+    if weights == "merged":
+        start, *_ = load_pretrained(runs_folder() / run.recipe.start_from, device)
+        for ours, theirs in zip(
+            run.model.parameters(), start.parameters(), strict=True
+        ):
+            ours.data.lerp_(theirs.data, 0.5)
+    if weights in ("average", "merged"):
+        run.model.half().float()
+    return run
+
+
 def described(run: Run, weights: str) -> str:
     """Which weights these are, in words."""
     steps = run.record.get("averaged")
     if steps:
         first, last = steps[0], steps[-1]
-        return f"mean of {len(steps)}, updates {first:,} to {last:,}, in half precision"
+        merged = f" and of {run.recipe.start_from}" * (weights == "merged")
+        return (
+            f"mean of {len(steps)}, updates {first:,} to {last:,}{merged}, "
+            "in half precision"
+        )
     return f"{weights}, update {run.record['step']:,}"
 
 
@@ -101,12 +123,13 @@ def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> d
     """Everything that the book says of a run; of these weights, else of all."""
     run = Run.load(run_dir, device)
     test = load_corpus(run.recipe.corpus, "test")
-    choices = [c for c in choices_of(run, run_dir) if not choices or c in choices]
+    if choices:
+        choices = [c for c in (*choices_of(run, run_dir), "merged") if c in choices]
+    else:
+        choices = choices_of(run, run_dir)
     table = []
     for weights in choices:
-        chosen = Run.load(run_dir, device, weights)
-        if weights == "average":  # as Run.save_pretrained writes them
-            chosen.model.half().float()
+        chosen = loaded(run_dir, device, weights)
         for beam_size in DECODINGS:
             row, outputs = scored(chosen, weights, beam_size, test)
             table.append(row)
@@ -141,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-minutes", type=float, default=math.inf)
     parser.add_argument("--text", type=Path, help="folder of the divided text")
     parser.add_argument("--score-only", action="store_true", help="train no further")
-    kinds = ["best", "last", "average"]
+    kinds = ["best", "last", "average", "merged"]
     parser.add_argument("--weights", choices=kinds, nargs="+", help="only these")
     parser.add_argument("--device", help="cpu or cuda (what is there)")
     parser.add_argument("--out", type=Path, help="where the record goes")
@@ -158,11 +181,15 @@ def main(arguments: list[str] | None = None) -> None:
         start = runs_folder() / recipe.start_from
         if start.name == "respelled" and not start.exists():
             respelled(start.parent / "averaged", data).save_pretrained(start)
+        if start.name == "merged" and not start.exists():
+            loaded(start.parent, "cpu", "merged").save_pretrained(start)
         train(recipe, run_dir, data, device=device, max_seconds=60 * asked.max_minutes)
     write_json(path, record_of(run_dir, device, asked.weights))
     print(f"The record is in {path}.")
     if len(step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
-        Run.load(run_dir, device, "average").save_pretrained(run_dir / "averaged")
+        loaded(run_dir, device, "average").save_pretrained(run_dir / "averaged")
+    if "merged" in (asked.weights or []):
+        loaded(run_dir, device, "merged").save_pretrained(run_dir / "merged")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,25 @@ def test_scores_and_losses_are_those_of_the_weights_named(run_dir):
     assert record["losses"]["test"] == pytest.approx(loss, abs=1e-5)
 
 
+def test_merged_weights_are_half_those_that_the_run_started_from(
+    run_dir, train, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(evidence, "runs_folder", lambda: tmp_path)
+    evidence.loaded(run_dir, "cpu", "average").save_pretrained(run_dir / "averaged")
+    further = small_runs.tiny(keep_last=2, start_from=str(run_dir / "averaged"))
+    train(further, tmp_path / "further")
+    start, *_ = load_pretrained(run_dir / "averaged", "cpu")
+    averaged = Run.load(tmp_path / "further", "cpu", "average").model
+    merged = evidence.loaded(tmp_path / "further", "cpu", "merged").model
+    assert not torch.equal(averaged.src_embedding.weight, start.src_embedding.weight)
+    for one, other, mean in zip(
+        start.parameters(), averaged.parameters(), merged.parameters(), strict=True
+    ):
+        torch.testing.assert_close(mean, ((one + other) / 2).half().float())
+    record = evidence.record_of(tmp_path / "further", "cpu", ["merged"])
+    assert "run/averaged" in record["losses"]["weights"]
+
+
 def test_the_command_scores_and_leaves_what_can_be_shipped(run_dir, tmp_path):
     out = tmp_path / "record.json"
     recipe = 'name = "t"\ncorpus = "grammar-en-de"\nvocab_size = 340\n'
