@@ -337,7 +337,7 @@ def show_lengths():
             spans, scores = zip(*((span_of(row), row[3]) for row in rows), strict=True)
             right.plot(spans, scores, style, color=COLORS[color], label=name)
         right.set(title="by words read in training")
-        right.legend(loc="upper right")
+        right.legend(loc="lower left")
         for ax in axes:
             ax.set(xlabel="words of the source", ylabel="BLEU", ylim=(0, 50))
         return fig
