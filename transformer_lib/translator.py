@@ -844,10 +844,10 @@ def look_again(
 
         found = decode(rows, n_best=n, **first)
         again = [i for i, some in enumerate(found) if some and wrong(i, some[0])]
-        if not again or beam_size == 1:
-            return found
-        some_first = {name: [rows_[i] for i in again] for name, rows_ in first.items()}
-        more = decode([rows[i] for i in again], n_best=beam_size, **some_first)
+        more = [found[i] for i in again]
+        if again and n < beam_size:  # the rest of the beam
+            some_first = {name: [x[i] for i in again] for name, x in first.items()}
+            more = decode([rows[i] for i in again], n_best=beam_size, **some_first)
         for i, some in zip(again, more, strict=True):
             found[i] = sorted(some, key=partial(wrong, i))[:n]
         return found
