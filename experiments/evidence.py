@@ -11,8 +11,9 @@ history, scores with their signatures for the best, the last and the averaged we
 (or for those that --weights names: "merged" is the mean of a run's averaged weights and
 those that it started from), by greedy decoding and by beam search, and the
 translation of each test sentence beside a hash that says of which. The headline is
-the paper's way, averaged weights and beam 4, whichever scores best; losses on the
-three splits are of the same weights.
+the paper's way, averaged weights and beam 4, whichever scores best (or merged ones, if
+they are named); losses on the three splits are of the same weights. --max-length says
+at how many tokens a sentence is cut, as cut_length.py found it.
 
 Record: tatoeba-en-de.json, tatoeba-en-de-longer.json, tatoeba-en-de-names.json,
 results/translator/*.json, results/translator-typed/*.json,
@@ -80,15 +81,18 @@ def described(run: Run, weights: str) -> str:
     return f"{weights}, update {run.record['step']:,}"
 
 
-def translator(run: Run) -> Translator:
+def translator(run: Run, max_length: int | None = None) -> Translator:
     """What from_pretrained gives for this run."""
-    return Translator(run.model, run.tokenizer, {"recipe": asdict(run.recipe)})
+    about = {"recipe": asdict(run.recipe)}
+    return Translator(run.model, run.tokenizer, about, max_length=max_length)
 
 
-def scored(run: Run, weights: str, beam_size: int, test) -> tuple[dict, list[str]]:
+def scored(
+    run: Run, weights: str, beam_size: int, test, max_length: int | None = None
+) -> tuple[dict, list[str]]:
     """BLEU and chrF of one choice of weights and decoding, and its translations."""
     sources, references = (list(side) for side in zip(*test.pairs, strict=True))
-    outputs = translator(run)(sources, beam_size=beam_size)
+    outputs = translator(run, max_length)(sources, beam_size=beam_size)
     row = {"weights": described(run, weights), "decoding": DECODINGS[beam_size]}
     row["sacreBLEU"] = asdict(sacre_bleu(outputs, references))
     row["chrF2"] = asdict(chrf(outputs, references))
@@ -119,7 +123,12 @@ def choices_of(run: Run, run_dir: Path) -> list[str]:
     return choices + ["average"] * (len(step_files(run_dir)) > 1)
 
 
-def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> dict:
+def record_of(
+    run_dir: Path,
+    device: str,
+    choices: list[str] | None = None,
+    max_length: int | None = None,
+) -> dict:
     """Everything that the book says of a run; of these weights, else of all."""
     run = Run.load(run_dir, device)
     test = load_corpus(run.recipe.corpus, "test")
@@ -131,10 +140,10 @@ def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> d
     for weights in choices:
         chosen = loaded(run_dir, device, weights)
         for beam_size in DECODINGS:
-            row, outputs = scored(chosen, weights, beam_size, test)
+            row, outputs = scored(chosen, weights, beam_size, test, max_length)
             table.append(row)
     small = replace(chosen, model=rounded_to_8_bits(chosen.model))
-    in_8_bits, _ = scored(small, weights, 4, test)
+    in_8_bits, _ = scored(small, weights, 4, test, max_length)
     in_8_bits["weights"] += ", matrices in 8 bits"
     table.insert(-1, in_8_bits)
     about = {key: table[-1][key] for key in ("weights", "decoding")} | {
@@ -149,6 +158,8 @@ def record_of(run_dir: Path, device: str, choices: list[str] | None = None) -> d
         "data": run.data | {"corpus": run.recipe.corpus},
         "environment": run.environment,
         "finished": run.progress.step >= run.recipe.max_steps,
+        "weights": weights,
+        "max_length": max_length,
         "losses": {"weights": about["weights"], **losses_of(chosen)},
         "history": run.history,
         "scores": {name: table[-1][name] | about for name in ("sacreBLEU", "chrF2")},
@@ -166,6 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--score-only", action="store_true", help="train no further")
     kinds = ["best", "last", "average", "merged"]
     parser.add_argument("--weights", choices=kinds, nargs="+", help="only these")
+    parser.add_argument("--max-length", type=int, help="tokens at which a line is cut")
     parser.add_argument("--device", help="cpu or cuda (what is there)")
     parser.add_argument("--out", type=Path, help="where the record goes")
     asked = parser.parse_args(arguments)
@@ -184,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
         if start.name == "merged" and not start.exists():
             loaded(start.parent, "cpu", "merged").save_pretrained(start)
         train(recipe, run_dir, data, device=device, max_seconds=60 * asked.max_minutes)
-    write_json(path, record_of(run_dir, device, asked.weights))
+    write_json(path, record_of(run_dir, device, asked.weights, asked.max_length))
     print(f"The record is in {path}.")
     if len(step_files(run_dir)) > 1:  # what the headline is of, ready to be shipped
         loaded(run_dir, device, "average").save_pretrained(run_dir / "averaged")

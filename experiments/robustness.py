@@ -7,7 +7,7 @@ transformer_lib/evidence/robustness.toml, and a hundred others, written for one 
 robustness-fresh.toml beside it. Writes the share of each kind, and each output with the
 reason why it failed.
 
-Record: results/robustness/*.json
+Record: results/robustness/*.json, results/robustness-fresh/*.json
 """
 
 import argparse

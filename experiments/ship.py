@@ -3,13 +3,13 @@
     make evidence QUEUE=translator     trains and scores it; then, with its folder:
     python experiments/ship.py RUN
 
-Takes the averaged weights and the record.json that the queue left in the folder of the
-run, writes transformer_lib/pretrained/NAME, by which the library knows the model, and
-transformer_lib/evidence/RECIPE.json, and makes again every record that is read
-off this model: the sentence of chapters 01 to 07, the heads of chapter 27, newstest2014
-of chapter 24, the parts of the test set and the 200 lines of chapter 19. Minutes to an
-hour on a CPU. It ends with the commands that need the built book. Refuses a run that is
-not finished, and weights of 20 MB or more.
+Takes the record.json that the queue left in the folder of the run, and the weights that
+its headline is of; writes transformer_lib/pretrained/NAME, by which the library knows
+the model, and transformer_lib/evidence/RECIPE.json, and makes again every record that
+is read off this model: the sentence of chapters 01 to 07, the facts of the essay, the
+heads of chapter 27, newstest2014 of chapter 24, the parts of the test set and the 200
+lines of chapter 19. Minutes to an hour on a CPU. It ends with the commands that need
+the built book. Refuses a run that is not finished, and weights of 20 MB or more.
 
 Record: none of its own; it takes what evidence.py wrote, and runs others again
 """
@@ -20,7 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transformer_lib.runs import Run
+from evidence import loaded
+
 from transformer_lib.storage import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,7 @@ LIBRARY = ROOT / "transformer_lib"
 LARGEST = 20e6  # bytes of a shipped model, its tokenizer and recipe included
 AFTER = [
     [sys.executable, "experiments/sentence.py"],
+    [sys.executable, "experiments/essay_record.py"],
     [
         sys.executable,
         "-c",
@@ -38,10 +40,7 @@ AFTER = [
     [sys.executable, "experiments/translator_scores.py"],
     [sys.executable, "experiments/robustness.py", "{name}", "--out", "{typed}"],
 ]
-LATER = (
-    "python experiments/growth.py {} && make book && "
-    "python benchmarks/translator.py && make test"
-)
+LATER = "make book && python benchmarks/translator.py && make test"
 
 
 def ship(run_dir: Path, name: str, library: Path = LIBRARY) -> Path:
@@ -58,13 +57,13 @@ def ship(run_dir: Path, name: str, library: Path = LIBRARY) -> Path:
     record = json.loads((run_dir / "record.json").read_text("utf-8"))
     if not record["finished"]:
         raise ValueError(f"{run_dir}: this run is not finished; train it to its end.")
-    run = Run.load(run_dir, "cpu", "average")
+    run = loaded(run_dir, "cpu", record["weights"])
     folder = library / "pretrained" / name
     sizes = 2 * sum(p.numel() for p in run.model.parameters())
     sizes += (run_dir / "tokenizer.model").stat().st_size
     if sizes >= LARGEST:
         raise ValueError(f"{sizes / 1e6:.1f} MB: a shipped model has less than 20.")
-    run.save_pretrained(folder)
+    run.save_pretrained(folder, max_length=record["max_length"])
     write_json(library / "evidence" / f"{run.recipe.name}.json", record)
     return folder
 
@@ -83,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     for command in AFTER:
         command = [part.format(name=asked.name, typed=typed) for part in command]
         subprocess.run(command, cwd=ROOT, check=True)
-    print(f"Then: {LATER.format(asked.run)}")
+    print(f"Then: {LATER}")
 
 
 if __name__ == "__main__":

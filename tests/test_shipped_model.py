@@ -72,6 +72,7 @@ def another(tmp_path, monkeypatch):
     typed = lines | {"lines": all_pass, "kinds": dict.fromkeys(lines["kinds"], 1.0)}
     score = {"value": 31.2, "signature": "s"}
     sealed = {"pairs": 3000, "sacreBLEU": score, "interval": [30.1, 32.3]}
+    sealed["kind"] = "sealed pairs"
 
     def write(record, *names):
         for name in names:

@@ -476,11 +476,12 @@ class Translator:
 
         Returns:
             Pairs (place in the source, place in the target) of words between spaces,
-            from 0; none if a side is longer than max_length.
+            from 0; none if a side is longer than any that the model was trained on.
         """
         texts = [one_line(fold_text(text)) for text in (source, target)]
         row, ids = self.tokenizer.encode_all(texts)
-        if not row or not ids or max(len(row), len(ids)) > self.max_length:
+        longest = trained_length(self.about.get("recipe", {}))
+        if not row or not ids or max(len(row), len(ids)) > longest:
             return []
         words = re.compile(r"\S+")
         found = word_links(self.model, self.tokenizer, row, ids, words)
@@ -947,7 +948,9 @@ def _join_parts(
 
 # %% ../notebooks/under_the_hood/17_translator.ipynb #418fb170
 def trained_length(about: dict) -> int:
-    """Tokens of the longest sentence of a model's training; 128 if no record says."""
+    """Tokens at which to cut a sentence: what a model's record says, else the longest
+    of its training, else 128.
+    """
     return int((about.get("recipe", {}) | about).get("max_length", 128))
 
 

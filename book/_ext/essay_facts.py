@@ -8,12 +8,12 @@ import re
 from functools import cache, cached_property
 from pathlib import Path
 
+from transformer_lib.figures.shipped_model import chain_of, shipped_run
 from transformer_lib.hello import softmax
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "transformer_lib" / "evidence"
 RECORDS = ("sentence", "essay", "attention-heads")
-RUNS = ("tatoeba-en-de", "tatoeba-en-de-longer", "tatoeba-en-de-names")
 LABELS = {"<s>": "start", "</s>": "end"}
 
 
@@ -38,6 +38,7 @@ class Facts:
 
     def __init__(self):
         self.record, self.other, self.missed = (read(name) for name in RECORDS)
+        self.runs = chain_of(shipped_run())
         self.words = [
             LABELS.get(piece, piece).replace("▁", "")
             for piece in self.record["source"]["pieces"]
@@ -178,15 +179,17 @@ class Facts:
     def learning(self) -> list[tuple[int, float]]:
         """(update, number of tokens between which it hesitates), on unseen text."""
         found, before = [], 0
-        for name in RUNS:
-            history = read(name)["history"]
-            found += [(before + r["step"], math.exp(r["valid_loss"])) for r in history]
+        for run in self.runs:
+            found += [
+                (before + row["step"], math.exp(row["valid_loss"]))
+                for row in run["history"]
+            ]
             before = found[-1][0]
         return found
 
     def values(self) -> dict[str, str]:
         """What the role writes."""
-        row, run = self.shares[self.asks], read(RUNS[-1])
+        row, run = self.shares[self.asks], self.runs[-1]
         a, b = self.undecided, self.shares[self.undecided]
         order = sorted(range(len(b)), key=lambda i: -b[i])
         plain = softmax(self.scores[a])
@@ -212,7 +215,7 @@ class Facts:
             "layers": str(sizes["num_layers"]),
             "heads": str(len(self.heads)),
             "parameters": f"{run['parameters'] / 1e6:.1f} million",
-            "pairs": f"{run['data']['train_pairs']:,}",
+            "pairs": f"{self.runs[0]['data']['train_pairs']:,}",
             "vocabulary": f"{run['recipe']['vocab_size']:,}",
             "asks": self.words[self.asks],
             "looks": self.words[self.looks],

@@ -42,9 +42,13 @@ def shown_runs() -> dict[str, dict]:
 
 def chain_of(run: str) -> list[dict]:
     """The stored results that led to a run, the earliest first."""
-    records = [read_evidence(run)]
-    while start := records[0]["recipe"]["start_from"]:
-        records.insert(0, read_evidence(start.removesuffix("/averaged")))
+    folder = resources.files("transformer_lib") / "evidence"
+    records: list[dict] = []
+    while run:
+        shipped = (folder / f"{run}.json").is_file()  # at its time
+        name = run if shipped else f"results/translator-robust/{run}"
+        records.insert(0, read_evidence(name))
+        run = records[0]["recipe"]["start_from"].partition("/")[0]
     return records
 
 
@@ -183,7 +187,7 @@ def _rows_of_score() -> list[tuple[str, float, float, float, str]]:
     sealed = f"results/sealed/{shipped_run()}"
     if (resources.files("transformer_lib") / f"evidence/{sealed}.json").is_file():
         run = read_evidence(sealed)
-        name = f"sealed pairs, scored once ({run['pairs']:,})"
+        name = f"{run['kind']}, scored once ({run['pairs']:,})"
         rows.append((name, run["sacreBLEU"]["value"], *run["interval"], "weight"))
     news = read_evidence("newstest2014-tatoeba-model")
     name = f"news: newstest2014 ({news['sentences']:,})"
@@ -394,13 +398,17 @@ def show_growth():
 
 # %% ../../notebooks/under_the_hood/19_shipped_model.ipynb #19e00031
 def bleu_choices() -> dict[tuple[str, str, str], float]:
-    """BLEU on the test set by run, weights (last, mean) and decoding (greedy, beam)."""
+    """BLEU on the test set by run, weights and decoding (greedy, beam).
+
+    Weights are "last", "mean" (of the last ones) or "merged" (with the run's start).
+    """
     found = {}
     for name, run in shown_runs().items():
         for row in run["choices"]:
             weights, how = (
                 re.findall(r"\w+", row[key])[0] for key in ("weights", "decoding")
             )
+            weights = "merged" if " and of " in row["weights"] else weights
             if "8 bits" not in row["weights"]:
                 found[name, weights, how] = row["sacreBLEU"]["value"]
     return found
@@ -409,8 +417,12 @@ def bleu_choices() -> dict[tuple[str, str, str], float]:
 def show_choices():
     """Show what beam search and averaging add to the BLEU of each run."""
     value = bleu_choices()
-    rows = [(name, kind) for name in shown_runs() for kind in ("last", "mean")]
-    said = {"last": "last checkpoint", "mean": "mean of the last ones"}
+    said = {
+        "last": "last checkpoint",
+        "mean": "mean of the last ones",
+        "merged": "mean with its start",
+    }
+    rows = [(n, k) for n in shown_runs() for k in said if (n, k, "beam") in value]
 
     def draw(narrow):
         import matplotlib.pyplot as plt
@@ -418,7 +430,7 @@ def show_choices():
         fig, ax = plt.subplots()
         for i, (name, kind) in enumerate(rows):
             greedy, beam = (value[name, kind, how] for how in ("greedy", "beam"))
-            color = COLORS["weight" if kind == "mean" else "muted"]
+            color = COLORS["muted" if kind == "last" else "weight"]
             ax.plot([greedy, beam], [i, i], color=color, lw=1)
             labels = ("greedy", "beam 4") if i == 0 else (None, None)
             ax.plot(greedy, i, "o", mfc="none", color=color, label=labels[0])

@@ -114,7 +114,11 @@ class Run:
         return cls(recipe, model, tokenizer, at, *known)
 
     def save_pretrained(
-        self, folder: str | Path, half: bool = True, record: dict | None = None
+        self,
+        folder: str | Path,
+        half: bool = True,
+        record: dict | None = None,
+        max_length: int | None = None,
     ) -> Path:
         """Write the model with all that is needed to use it: what is shipped or shared.
 
@@ -126,6 +130,8 @@ class Run:
             folder: Where to; a model that is there is replaced.
             half: Whether to store weights in 16 bits, half the size.
             record: What to say of the weights; the run's own record if None.
+            max_length: Tokens at which a Translator is to cut a sentence; those of the
+                longest one of the training if None.
 
         Returns:
             The folder.
@@ -151,6 +157,8 @@ class Run:
             self.tokenizer.save(part / "tokenizer.model")
             write_json(part / "recipe.json", public_part(asdict(self.recipe)))
             about = {"data": public_part(self.data), "environment": self.environment}
+            if max_length is not None:
+                about["max_length"] = max_length
             write_json(part / "about.json", about)
             write_manifest(part)
         return folder
@@ -242,8 +250,12 @@ def _read_about(path: Path) -> dict:
 def _checked_about(about: dict, path: Path) -> dict:
     """What about.json holds, if that is what it must hold."""
     tables = [isinstance(about.get(name), dict) for name in ("data", "environment")]
-    if len(about) != 2 or not all(tables):
-        raise DamagedFile(f"{path} is damaged: it must hold data and environment.")
+    whole = about.keys() <= {"data", "environment", "max_length"} and all(tables)
+    if not whole or type(about.get("max_length", 1)) is not int:
+        raise DamagedFile(
+            f"{path} is damaged: it must hold data and environment, and may hold "
+            "max_length, a whole number."
+        )
     return about
 
 
