@@ -156,7 +156,8 @@ class Run:
             save_tensors(part / "weights.safetensors", weights, record)
             self.tokenizer.save(part / "tokenizer.model")
             write_json(part / "recipe.json", public_part(asdict(self.recipe)))
-            about = {"data": public_part(self.data), "environment": self.environment}
+            about: dict = {"data": public_part(self.data)}
+            about["environment"] = self.environment
             if max_length is not None:
                 about["max_length"] = max_length
             write_json(part / "about.json", about)
