@@ -54,7 +54,7 @@ SETS = {"tatoeba-en-de": " (Tatoeba Challenge v2021-08-07)"}
 def loaded(run_dir: Path, device: str, weights: str) -> Run:
     """A run with these weights, means in half precision, as they are saved.
 
-    Source of "merged": Wortsman et al. 2022, who call it a soup.
+    Source of "merged": Wortsman et al. 2022, "Robust Fine-Tuning", section 3.
     """
     run = Run.load(run_dir, device, weights.replace("merged", "average"))
     if weights == "merged":

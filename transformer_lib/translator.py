@@ -173,7 +173,7 @@ from transformer_lib.transformer import (
 class Translator:
     """A model and its tokenizer, for any text: as many lines out as in.
 
-    A string gives a string, and a list, a file or any other iterable of lines a list. A
+    A string gives a string; a list, a file or any other iterable of lines a list. A
     line of spaces gives an empty line; several sentences in a line are
     translated one by one. A sentence of more than max_length tokens is cut, at commas
     where it can be. Signs that the vocabulary lacks, such as emoji, are kept at their
@@ -263,7 +263,7 @@ class Translator:
         ensemble: Sequence[str | Path] = (),
         keep_markup: bool = True,
     ) -> "Translator":
-        """Load a model that ships with the library, was saved, or of a run.
+        """Load a model that ships with the library, a saved model, or that of a run.
 
         Args:
             name_or_folder: Such as "tatoeba-en-de", or a folder.
@@ -353,8 +353,8 @@ class Translator:
             A translation for each line; for a text the same, its line breaks kept.
 
         Raises:
-            ValueError: If sentences is no text and no iterable, an entry is not a
-                string, or a setting is not allowed.
+            ValueError: If sentences is neither a string nor an iterable, an entry is
+                not a string, or a setting is not allowed.
             FloatingPointError: If the model's logits are no numbers.
         """
         settings |= {"beam_size": beam_size, "alpha": alpha, "max_extra": max_extra}
@@ -493,7 +493,7 @@ _BYTES = {UNK, *range(EOS + 1, EOS + 257)}  # the tokenizer's ids of single byte
 
 @dataclass(frozen=True)
 class Unknown:
-    """What is not to be read.
+    """Characters to keep away from the model.
 
     Args:
         characters: That the vocabulary spells in bytes.
@@ -649,12 +649,12 @@ def _place_of(sign: Sign, out: str, text: str) -> tuple[int, int]:
 
 # %% ../notebooks/under_the_hood/17_translator.ipynb #f3a40657
 _MARKUP = re.compile(
-    r"<code>[^<>\n]*</code>"  # no text of a language
+    r"<code>[^<>\n]*</code>"  # not natural language
     r"|(?P<close></[a-zA-Z][^<>\n]*>)"
     r"|(?P<open><(?!(?:br|hr|img|input|wbr)\b)[a-zA-Z](?:[^<>\n]*[^<>\n/])?>)"
-    r"|<[a-zA-Z!][^<>\n]*>"  # a tag that is alone, such as <br/>
+    r"|<[a-zA-Z!][^<>\n]*>"  # a tag without a partner: <br/>
     r"|\b\w+://[^\s<>\"]*[\w/]|\bwww\.[^\s<>\"]*[\w/]"  # URLs
-    r"|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.-]*\w"  # addresses of mail
+    r"|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.-]*\w"  # mail addresses
     r"|(?<![\w.-])[\w-]+(?:\.[\w-]+)*\.(?:com|org|net|edu|gov|info|io|dev|example|de|fr|uk"
     r"|csv|docx?|gz|html?|jpe?g|json|mp[34]|pdf|png|pptx?|py|svg|txt|xlsx?|zip)\b"
     r"(?:/[^\s<>\"]*[\w/])?"  # addresses without http, and files
@@ -662,7 +662,7 @@ _MARKUP = re.compile(
     r"|\$?\{\{?[\w. ]*\}?\}|\$[a-zA-Z]\w*"  # placeholders
     r"|%\(\w+\)[sd]|%(?:\d+\$)?[sd]\b"
 )
-_FIRST = {"open": 0xF0000, "close": 0x100000, None: 0xF8000}  # characters of no use
+_FIRST = {"open": 0xF0000, "close": 0x100000, None: 0xF8000}  # private-use characters
 
 
 def hide_markup(

@@ -222,7 +222,7 @@ def show_across(weights: Tensor):
 
     alt = (
         "Heat map of attention from the German translation, in rows, to the English "
-        "sentence, in columns. The darker a cell, the more its row looks there: before "
+        "sentence, in columns. The stronger a cell, the more its row looks there: for "
         + ", ".join(
             f"{word} {row.max():.2f} at {reads[row.argmax()]}"
             for word, row in zip(writes, weights, strict=True)

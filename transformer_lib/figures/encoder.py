@@ -382,7 +382,7 @@ def show_deep() -> Drawn:
         "difference between positions": "positions differ by",
     }
     looks = {"whole layer": ("encoder", "-"), "no residual": ("text", "-")}
-    looks |= {"no LayerNorm": ("text", "--"), "attention alone": ("muted", ":")}
+    looks |= {"no LayerNorm": ("text", "--"), "attention alone": ("decoder", ":")}
 
     def draw(narrow):
         import matplotlib.pyplot as plt
@@ -390,7 +390,7 @@ def show_deep() -> Drawn:
         fig, axes = plt.subplots(3 if narrow else 1, 1 if narrow else 3)
         for ax, (quantity, title) in zip(axes, titles.items(), strict=True):
             for name, values in measured.items():
-                color, style = looks.get(name, ("faint", "-"))
+                color, style = looks.get(name, ("muted", "-"))
                 color, width = COLORS[color], 2 if name == "whole layer" else 1.4
                 order = 1 if name in looks else 0
                 ax.plot(

@@ -187,9 +187,9 @@ def show_in_memory(n: int = 12, block: int = 3, window: int = 4) -> Drawn:
 
     return show(
         draw,
-        "Four panels. Direct: the whole triangle of causal pairs is dark, compared and "
-        "held. Online, in blocks: the triangle is pale, and only three columns of it "
-        "dark. Window: only a band along the diagonal, dark. Linear: no pairs, only a "
+        "Four panels. Direct: the whole triangle of causal pairs is strong, compared "
+        "and held. Online, in blocks: the triangle is weak, only three columns "
+        "strong. Window: only a band along the diagonal. Linear: no pairs, only a "
         "small square, the state of K by V numbers.",
         wide=(6.8, 2.1),
         narrow=(3.4, 3.8),

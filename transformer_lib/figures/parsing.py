@@ -369,8 +369,8 @@ def show_parser_heads(looks: dict, names: dict[str, str]) -> Drawn:
     first, second = names.values()
     alt = (
         "Two grids of attention weights, words that are written for against words that "
-        f"are read. {first}: a dark diagonal, each word looks at itself. {second}: "
-        "pale columns and no diagonal."
+        f"are read. {first}: a strong diagonal, each word looks at itself. {second}: "
+        "weak columns and no diagonal."
     )
     return show(draw, alt, wide=(7.4, 3.9), narrow=(3.4, 7.4))
 

@@ -188,7 +188,7 @@ def show_next(record: dict, width: int = 3) -> Drawn:
     return show(
         draw,
         "A table with a row for each place of the translation: the token just read, "
-        "then the three likeliest next tokens with their probabilities, the darker "
+        "then the three likeliest next tokens with their probabilities, the stronger "
         "the likelier. The likeliest token of a row is read in the next row.",
         wide=(6.0, 0.6 + 0.25 * len(steps)),
         narrow=(3.4, 0.6 + 0.25 * len(steps)),
@@ -225,7 +225,7 @@ def show_factor(row, position) -> Drawn:
 
     return show(
         draw,
-        "Seven strips of colored cells. Above: a word, so pale that it can hardly be "
+        "Seven strips of colored cells. Above: a word, so weak that it can hardly be "
         "seen, a position in strong colors, and their sum, which looks like the "
         "position. Below: the word times the root of the width in strong colors, the "
         "same position, and their sum, in which both can be seen.",
