@@ -276,8 +276,8 @@ def test_wrong_numbers_by_hand(source, output, wrong):
 def test_a_candidate_that_keeps_the_number_comes_first(shipped):
     encode, asked = shipped.tokenizer.encode, []
 
-    def decode(rows, n_best=1, prefixes=None):
-        asked.append((n_best, prefixes))
+    def decode(rows, n_best=1, beam_size=3, prefixes=None):
+        asked.append((n_best, beam_size, prefixes))
         outs = ["Es sind 3.", "Es sind vier.", "Es sind 4."]
         return [
             [Hypothesis(encode(out), -k, -k) for k, out in enumerate(outs)][:n_best]
@@ -287,10 +287,10 @@ def test_a_candidate_that_keeps_the_number_comes_first(shipped):
     found = look_again(decode, shipped.tokenizer, 3)(rows, prefixes=[[1], [2], [3]])
     says = [shipped.tokenizer.decode(one.ids) for (one,) in found]
     assert says == ["Es sind 3.", "Es sind 4.", "Es sind vier."]
-    assert asked == [(1, [[1], [2], [3]]), (3, [[2], [3]])]
+    assert asked == [(1, 3, [[1], [2], [3]]), (12, 12, [[2], [3]])]
     asked.clear()
     assert len(look_again(decode, shipped.tokenizer, 1)(rows)) == 3
-    assert asked == [(1, None)]
+    assert asked == [(1, 3, None)]
 
 
 def told_of(lines, outputs, tokenizer):

@@ -449,8 +449,8 @@ class Translator:
             sentences, kept = hide_markup(sentences)
             links = partial(word_links, self.model, self.tokenizer)
 
-        def decode(rows, n_best, **first):
-            return use(rows, n_best=n_best, **first, **settings)
+        def decode(rows, n_best, **others):
+            return use(rows, n_best=n_best, **(settings | others))
 
         found = translate_lines(
             sentences,
@@ -832,7 +832,8 @@ def look_again(
     Args:
         decode: From rows of ids to the n_best hypotheses of each, best first.
         tokenizer: Reads the ids.
-        beam_size: How many hypotheses are looked at where the best one has others.
+        beam_size: The beam of decode. Where its best hypothesis has other numbers, one
+            that is four times as wide is tried, unless it is 1.
         n: How many are wanted.
 
     Returns:
@@ -845,12 +846,13 @@ def look_again(
 
         found = decode(rows, n_best=n, **first)
         again = [i for i, some in enumerate(found) if some and wrong(i, some[0])]
-        more = [found[i] for i in again]
-        if again and n < beam_size:  # the rest of the beam
-            some_first = {name: [x[i] for i in again] for name, x in first.items()}
-            more = decode([rows[i] for i in again], n_best=beam_size, **some_first)
-        for i, some in zip(again, more, strict=True):
-            found[i] = sorted(some, key=partial(wrong, i))[:n]
+        if not again or beam_size == 1:
+            return found
+        some_first = {name: [x[i] for i in again] for name, x in first.items()}
+        wide = {"n_best": 4 * beam_size, "beam_size": 4 * beam_size} | some_first
+        for i, more in zip(again, decode([rows[i] for i in again], **wide), strict=True):
+            every = {tuple(one.ids): one for one in [*more, *found[i]]}.values()
+            found[i] = sorted(every, key=lambda one: (wrong(i, one), -one.score))[:n]
         return found
 
     return decoded

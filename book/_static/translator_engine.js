@@ -268,7 +268,7 @@ export function truecase(line, tokenizer) {
 }
 
 // How many numbers of a source an output lacks, and how many it adds: chapter 17's
-// wrong_numbers. Of a beam's candidates, those with fewer come first.
+// wrong_numbers. Of the candidates, those with fewer come first.
 export function wrongNumbers(source, output) {
   const read = source.match(/[0-9]+/g) ?? [], said = output.match(/[0-9]+/g) ?? [];
   for (const number of [...read])
@@ -622,11 +622,17 @@ export async function translate(model, text, beamSize, watch = async () => {}) {
       const words = tokenizer.words(beam.ids).map(word => ({ ...word, text: written(word.text) }));
       return { ...beam, text, ...withSigns(words, text, signs.map(sign => ({ ...sign, text: show(sign.text) }))) };
     };
-    const found = await search(steps, row.length + decoding.max_extra, how, beam =>
-      watch({ sentence: i, of: read.length, source: pieces(source), best: shown(beam) }),
-    );
+    const limit = row.length + decoding.max_extra;
+    const seen = best => watch({ sentence: i, of: read.length, source: pieces(source), best: shown(best) });
+    let found = await search(steps, limit, how, seen);
     const wrong = ({ ids }) => wrongNumbers(tokenizer.decode(row), tokenizer.decode(ids));
-    if (wrong(found[0])) found.sort((a, b) => wrong(a) - wrong(b));
+    if (beamSize > 1 && wrong(found[0])) { // chapter 17's look_again
+      const wide = 4 * beamSize, again = await Steps.of(model, source);
+      const more = await search(again, limit, { ...how, beamSize: wide, nBest: wide }, seen);
+      const every = new Map([...more, ...found].map(beam => [beam.ids.join(), beam]));
+      found = [...every.values()].sort((a, b) => wrong(a) - wrong(b) || b.score - a.score);
+      found = found.slice(0, beamSize);
+    }
     sentences.push({ source: pieces(source), found: found.map(shown) });
   }
   let whole = "", before = ""; // a sentence's `before` holds parts that are kept as they are
