@@ -42,7 +42,7 @@ TRIED = [
     (
         "The old man the boats.",
         "*Man* is the verb: old people crew the boats.",
-        r"boote|schiffe",
+        r"bemann|alten\b.*(boote|schiffe)",
         "Die Alten bemannen die Boote.",
     ),
     (
@@ -85,20 +85,17 @@ TRIED = [
 
 # What the model wrote -> what that means, said by us.
 MEANS = {
-    "Der alte Mann kochte.": "The old man cooked.",
+    "Der alte Mann hat die Boote gekocht.": "The old man cooked the boats.",
     "Die Badewanne flog aus der Höhle.": "The bathtub flew out of the cave.",
     "Es regnet wie Hunde.": "It is raining like dogs.",
-    "Das Tier überquerte die Straße nicht, weil sie zu müde war.": (
-        "… because the street was too tired."
-    ),
     "Wir saßen auf der Bank des Flusses.": "We sat on the river’s bench.",
-    "Der alte Mann verkaufte sein Smarton.": "… sold his “Smarton”, which is no word.",
-    "Die Überflussvertreibung erholte sich von Beruf.": (
-        "The expulsion of plenty recovered by profession."
+    "Der alte Mann verkaufte sein Smoking.": "The old man sold his dinner jacket.",
+    "Der Überfluss erholte sich mit Berufskräfte.": (
+        "The abundance recovered with professional forces."
     ),
-    "Das alte Haus verkaufte das alte": "the old house sold the old",
+    "Der alte Mann hat das alte Haus verkauft": "the old man sold the old house",
 }
-BEGINNING = 6  # words of a translation that goes on and on
+BEGINNING = 8  # words of a translation that goes on and on
 
 
 def fails(row: dict) -> bool:

@@ -9,7 +9,8 @@ ships; a test compares the record with the model.
 
 Which sentence and which head are shown is a choice, and the record says how it was
 made: for each candidate, relations that a reader expects are looked up in every head
-of the encoder, and the head is kept whose smallest weight among them is the largest.
+of the encoder, and the head is kept whose smallest weight among them is the largest; of
+heads where it is above CLEAR, the one whose words look least at the end symbol.
 Between the languages it is the head whose queries look most at the most different
 pieces; of equal ones, that with the largest mean of their largest weights.
 
@@ -46,6 +47,7 @@ CANDIDATES = {
     "The cat sat on the mat yesterday.": [("sat", "cat"), ("on", "mat")],
     "The little boy lost his ball in the park.": [("his", "ball"), ("in", "park")],
 }
+CLEAR = 0.95
 NEXT = 8  # most probable pieces kept for each step
 
 
@@ -86,8 +88,9 @@ def best_head(model, sides: dict, relations: list) -> dict:
         merged = merge_words(heads[0], source["words"], source["words"])  # (H, W, W)
         for head, weights in enumerate(merged):
             seen = [weights[i, j].item() for i, j in places]
-            found.append((min(seen), layer + 1, head + 1, seen))
-    _, layer, head, seen = max(found)
+            idle = weights[:-1, -1].mean().item()  # on the end symbol
+            found.append((min(*seen, CLEAR), -idle, layer + 1, head + 1, seen))
+    *_, layer, head, seen = max(found)
     pairs = zip(relations, seen, strict=True)
     shown = [[a, b, round(weight, 3)] for (a, b), weight in pairs]
     return {"relations": shown, "layer": layer, "head": head}

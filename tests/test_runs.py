@@ -22,6 +22,7 @@ from transformer_lib import machine, storage
 from transformer_lib.command_line import main
 from transformer_lib.corpora import Corpus
 from transformer_lib.exercises.runs import check_average, check_best_step
+from transformer_lib.figures.shipped_model import chain_of, shipped_run
 from transformer_lib.runs import Progress, Recipe, Run, checkpoints, trainer
 from transformer_lib.runs import folder as runs
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -462,16 +463,14 @@ def in_half(checkpoints):
 def test_the_shipped_model_is_that_of_the_record():
     shipped = Path(runs.__file__).parents[1] / "pretrained" / "tatoeba-en-de"
     assert sum(path.stat().st_size for path in shipped.iterdir()) < 20e6
-    names = ("tatoeba-en-de", "tatoeba-en-de-longer", "tatoeba-en-de-names")
-    records = [runs.read_evidence(name) for name in names]
-    wanted = [Recipe.load(name) for name in names]
+    records = chain_of(shipped_run())
+    wanted = [Recipe.load(record["recipe"]["name"]) for record in records]
     assert [Recipe.of(record["recipe"]) for record in records] == wanted
     recipe = json.loads((shipped / "recipe.json").read_text("utf-8"))
-    assert Recipe.of(recipe) == wanted[-1]
-    starts = [recipe.start_from for recipe in wanted]
-    assert starts == ["", *(f"{name}/averaged" for name in names[:-1])]
+    assert Recipe.of(recipe) == wanted[-1] and len(wanted) == 8
+    assert wanted[0].start_from == ""
     scores = [record["scores"]["sacreBLEU"]["value"] for record in records]
-    assert 30 < scores[0] < scores[1] < scores[2]
+    assert 30 < scores[0] < scores[1] < scores[2] < scores[-1]
 
 
 @pytest.mark.parametrize(

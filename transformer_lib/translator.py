@@ -850,8 +850,9 @@ def look_again(
             return found
         some_first = {name: [x[i] for i in again] for name, x in first.items()}
         wide = {"n_best": 4 * beam_size, "beam_size": 4 * beam_size} | some_first
-        for i, more in zip(again, decode([rows[i] for i in again], **wide), strict=True):
-            every = {tuple(one.ids): one for one in [*more, *found[i]]}.values()
+        more = decode([rows[i] for i in again], **wide)
+        for i, some in zip(again, more, strict=True):
+            every = {tuple(one.ids): one for one in [*some, *found[i]]}.values()
             found[i] = sorted(every, key=lambda one: (wrong(i, one), -one.score))[:n]
         return found
 

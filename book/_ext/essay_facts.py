@@ -27,7 +27,7 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f} %"
+    return f"{signed(100 * share, digits)} %"
 
 
 # --- what is shown --------------------------------------------------------------------

@@ -70,12 +70,12 @@ def score_parts() -> tuple[dict, dict]:
 def print_runs() -> None:
     """Print each run's losses on three kinds of sentences, and its test scores."""
     copied = read_evidence("translator-test")["copied"]
-    print(f"{'':10} train valid  test   BLEU    copied")
+    print(f"{'':11} train valid  test   BLEU    copied")
     for name, run in shown_runs().items():
         loss, score = run["losses"], run["scores"]["sacreBLEU"]["value"]
         through, of = copied[run["recipe"]["name"]]
         print(
-            f"{name:10} {loss['train']:5.2f} {loss['valid']:5.2f} {loss['test']:5.2f} "
+            f"{name:11} {loss['train']:5.2f} {loss['valid']:5.2f} {loss['test']:5.2f} "
             f"{score:6.2f} {through:3} of {of}"
         )
 
