@@ -16,6 +16,7 @@ they are named); losses on the three splits are of the same weights. --max-lengt
 at how many tokens a sentence is cut, as cut_length.py found it.
 
 Record: tatoeba-en-de.json, tatoeba-en-de-longer.json, tatoeba-en-de-names.json,
+tatoeba-en-de-robust-last.json,
 results/translator/*.json, results/translator-typed/*.json,
 results/translator-robust/*.json
 """

@@ -244,7 +244,7 @@ def test_one_row_of_one_layer_aligns(trained):
             both.append(alignment_error_rate(found, sure, possible))
         rates.append(sorted(both))
     aligned, other = min(rates)
-    assert aligned < 0.1 < 0.5 < other
+    assert aligned < 0.15 < 0.5 < other
     matrix, target, source = pairs[0].aligned(1)
     assert matrix.shape == (len(target), len(source))
     assert target[0] == "Der" and source[-1] == "."
