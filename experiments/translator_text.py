@@ -14,6 +14,7 @@ that are part of the vocabulary, so that each program that reads it keeps them.
 Record: none; it makes the text that evidence.py and typed_pilot.py train on
 """
 
+import contextlib
 import re
 import tempfile
 import unicodedata
@@ -66,11 +67,11 @@ def rule_of(old: str, new: str) -> str:
 
 def vocabulary(sentences: Iterable[str], size: int) -> Tokenizer:
     """A vocabulary with single digits and folding_rules, in place of NFKC."""
-    with tempfile.TemporaryDirectory() as folder:
-        rules = Path(folder) / "rules.tsv"
-        rules.write_text("\n".join(folding_rules()) + "\n", "utf-8")
+    rules = "rules.tsv"  # its name stands in the model: so without its folder
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path(rules).write_text("\n".join(folding_rules()) + "\n", "utf-8")
         model = train_pieces(
-            sentences, size, split_digits=True, normalization_rule_tsv=str(rules)
+            sentences, size, split_digits=True, normalization_rule_tsv=rules
         )
     return Tokenizer(model)
 
