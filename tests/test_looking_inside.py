@@ -325,6 +325,7 @@ def test_the_translator_page_says_what_its_table_shows():
     ids = beam_search(model, src_ids)[0][0].ids
     german = tokenizer.decode(ids)
     assert german.startswith("Die Aufmerksamkeit des Satzes wiegt ")
+    assert "echanis" not in german
     weights = attention_weights(model, src_ids, torch.tensor([[BOS, *ids]]))["cross"]
     last = weights[-1][0].mean(dim=0)  # (T, S): of the last layer, over its heads
     written = [tokenizer.processor.id_to_piece(i) for i in ids]

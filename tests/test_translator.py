@@ -800,7 +800,7 @@ KEPT = {
     "Read https://example.org/p?id=7 before you come.": ["https://example.org/p?id=7"],
     "My address is tom.x+y@mail.example.org.": ["tom.x+y@mail.example.org."],
     "The file %s has {count} lines and %(n)d words.": ["%s", "{count}"],
-    "See https://a.org/x. Thank you.": ["https://a.org/x", "Danke"],
+    "See https://a.org/x. Thank you.": ["https://a.org/x! Danke"],
     "The <b>house<br>is</b> old.": ["<b>", "<br>", "</b>"],
     "Type <code>rm old</code> now.": ["<code>rm old</code>"],
     'Tom <b>{a}</b> and <i>{b}</i>, "{c}" too.': ["<b>{a}</b>", "<i>{b}</i>"],
