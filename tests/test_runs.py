@@ -25,7 +25,9 @@ from transformer_lib.exercises.runs import check_average, check_best_step
 from transformer_lib.figures.shipped_model import chain_of, shipped_run
 from transformer_lib.runs import Progress, Recipe, Run, checkpoints, trainer
 from transformer_lib.runs import folder as runs
+from transformer_lib.storage import write_manifest
 from transformer_lib.transformer import Transformer, TransformerConfig
+from transformer_lib.translator import Translator
 
 # Fixtures that more than one file uses.
 data_dir = small_runs.data_dir
@@ -390,6 +392,23 @@ def test_json_of_another_shape_is_named(given, tmp_path, content):
         (tmp_path / name / name).write_text(content)
         with pytest.raises(ValueError, match=f"{name}/{name}"):
             Run.load(tmp_path / name)
+
+
+def test_a_saved_model_says_where_a_sentence_is_cut(given, tmp_path):
+    """And a line longer than that still has its words aligned."""
+    run = Run.load(given / "run", "cpu")
+    folder = run.save_pretrained(tmp_path / "model", max_length=3)
+    translator = Translator.from_pretrained(folder, "cpu")
+    assert translator.max_length == 3 < run.recipe.max_length
+    text = "the dog sees the old man"
+    assert len(run.tokenizer.encode(text)) > 3
+    assert len(translator.align(text, text)) == 6
+    (folder / "manifest.json").unlink()
+    about = json.loads((folder / "about.json").read_text("utf-8"))
+    (folder / "about.json").write_text(json.dumps(about | {"max_length": "3"}), "utf-8")
+    write_manifest(folder)
+    with pytest.raises(ValueError, match="max_length, a whole number"):
+        Translator.from_pretrained(folder, "cpu")
 
 
 def test_weights_that_are_no_numbers_are_refused(given, tmp_path):
