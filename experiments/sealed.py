@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
     pairs, kind = pairs_of(asked.text), "sealed pairs"
     if asked.isolated:
-        kind = "validation pairs without a near copy"
+        kind = "isolated pairs"
         pairs = isolated(pairs_of(asked.text, "valid"), pairs_of(asked.text, "train"))
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(asked.out, {"kind": kind} | record_of(run, pairs, asked.max_length))

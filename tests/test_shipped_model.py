@@ -85,7 +85,8 @@ def another(tmp_path, monkeypatch):
     write(run, NEW)
     write(kept, "translator-test")
     first = f"results/robustness/{shipped_model.FIRST_RUNS[-1]}"
-    write(read_evidence(first), first)
+    for name in (first, f"results/sealed/{before}"):
+        write(read_evidence(name), name)
     write(lines, f"results/robustness/{before}")
     write(typed | {"good": 1.0}, f"results/robustness/{NEW}")
     write(sealed, f"results/sealed/{NEW}")
