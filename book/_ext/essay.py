@@ -21,14 +21,15 @@ import re
 import essay_facts
 import essay_scenes
 from docutils import nodes
-from essay_facts import EVIDENCE, RECORDS, RUNS, facts
+from essay_facts import EVIDENCE, RECORDS, facts
 from essay_scenes import SCENES, Stage, all_frames, still
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 
 def depend(env):
-    for name in (*RECORDS, *RUNS):
-        env.note_dependency(str(EVIDENCE / f"{name}.json"))
+    for name in (*RECORDS, *(run["recipe"]["name"] for run in facts().runs)):
+        for path in EVIDENCE.rglob(f"{name}.json"):
+            env.note_dependency(str(path))
     for module in (essay_facts, essay_scenes):
         env.note_dependency(module.__file__)
     env.note_dependency(__file__)
