@@ -345,7 +345,7 @@ def test_max_length_is_the_trainings(exported):
     model, _, onnx_model = exported
     *_, about = load_pretrained("tatoeba-en-de", "cpu")
     untied = not model.config.tie_embeddings  # the other one, of no training
-    wanted = 128 if untied else about["recipe"]["max_length"]
+    wanted = 128 if untied else about["max_length"]
     assert onnx_model.manifest["decoding"]["max_length"] == wanted
 
 
@@ -379,7 +379,8 @@ def longest_match(table: bytes, text: bytes) -> tuple[int, bytes]:
 
 def test_the_table_is_sentencepieces_normalization():
     """Character by character, all of the basic plane."""
-    table = tokenizer_data(load_pretrained("tatoeba-en-de")[1])[1]
+    text = ["The dog sleeps.", "Der Hund schläft."]
+    table = tokenizer_data(Tokenizer.train(text, 280, normalize="nmt_nfkc"))[1]
     oracle = spm.SentencePieceNormalizer(
         rule_name="nmt_nfkc",
         escape_whitespaces=False,
@@ -972,7 +973,7 @@ def test_int8_translates_the_same_alone_and_in_company(exported):
         for x, y in zip(found, wanted, strict=True)
         for a, b in zip(x, y, strict=True)
     ]
-    assert max(gaps) > 0 and np.mean(gaps) < 0.05
+    assert 0 < np.mean(gaps) < 0.01 * np.mean(np.abs(np.concatenate(wanted)))
     assert Translator(fast, tokenizer)(texts) == Translator(model, tokenizer)(texts)
 
 
@@ -1042,7 +1043,9 @@ def test_odd_text_goes_the_way_of_the_translator(exact):
     told = [], []
     found = engine(ODD, beam_size=1, tell=told[0].append)
     assert found == translator(ODD, beam_size=1, tell=told[1].append)
-    assert told[0] == told[1] and len(told[0]) == 4  # an untrained model never ends
+    assert told[0] == told[1] and len(told[0]) == 2
+    for words in "4 is mostly characters", "9 has a sentence that is too long":
+        assert any(said.startswith(f"line {words}") for said in told[0])
     assert len(engine.decode([[9, 8, 7]], beam_size=1)) == 1
     text = "\r\n".join(ODD[:6])
     assert engine(text, beam_size=1, tell=told[0].append) == "\n".join(found[:6])

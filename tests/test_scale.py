@@ -494,12 +494,13 @@ def test_chapter_32_at_full_scores_all_records_again(
     rows = list(zip(lines, references, outputs, strict=True))
     monkeypatch.setattr("transformer_lib.runs.recorded_outputs", lambda record: rows)
     names = {
-        "ENTRIES": ["one", "two", "three"],
+        "ENTRIES": ["one", "two", "three", "four"],
         "read_evidence": lambda name: record,
         "load_corpus": lambda *_: some_pairs(count=3),
         "CorpusUnavailable": KeyError,
     }
     run_cells("32_evidence", names, "def score_again(", "def translate_newstest(")
     said = capsys.readouterr().out
-    assert re.findall(r"^(\w+) +sacreBLEU", said, re.M) == ["one", "two", "three"]
+    found = re.findall(r"^(\w+) +sacreBLEU", said, re.M)
+    assert found == ["one", "two", "three", "four"]
     assert "every line is the recorded one" in said
