@@ -1,4 +1,4 @@
-"""A translator for text as you find it: lines of any kind, long lines, foreign scripts, streams.
+"""What a translator does around its model: emoji, tags, capitals, endless lines.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/17_translator.html"""
 
@@ -35,7 +35,7 @@ def translate_lines(
     Args:
         lines: Any strings, one line each.
         tokenizer: The model's tokenizer.
-        decode: From rows of source ids, without special ids, to the hypotheses of each.
+        decode: Maps rows of source ids, without special ids, to the hypotheses of each.
         max_length: Tokens that a row may have.
         by_sentence: Whether to translate the sentences of a line one by one.
         first_line: Number of the first line, for the warnings.
@@ -44,11 +44,11 @@ def translate_lines(
         max_extra: How many tokens an output may have beyond those of its source.
         prefix: How each translation must begin, or one such text for each line. Unless
             it is empty, decode gets it as ids, in `prefixes`.
-        links: From a row of ids and its output to the words that belong together, as
-            word_links finds them; tags follow them.
+        links: Maps a row of ids and its output to the words that belong together, as
+            word_links finds them; it decides where tags go.
 
     Returns:
-        For each line its candidates, best first; for one that was copied, itself.
+        For each line its candidates, best first; a copied line is its only candidate.
 
     Raises:
         ValueError: If an entry is not a string, or the numbers of prefixes and lines
@@ -173,30 +173,30 @@ from transformer_lib.transformer import (
 class Translator:
     """A model and its tokenizer, for any text: as many lines out as in.
 
-    A string gives a string; a list, a file or any other iterable of lines a list. A
-    line of spaces gives an empty line; several sentences in a line are
-    translated one by one. A sentence of more than max_length tokens is cut, at commas
-    where it can be. Signs that the vocabulary lacks, such as emoji, are kept at their
-    place; a line that is mostly such characters is copied. A line in capitals is read
-    in small letters and written in capitals. Of the beam's candidates, those with the
-    numbers of their source come first. A UserWarning names the lines that were
-    copied or cut, and those whose translation is empty or not whole.
+    A string gives a string; any iterable of lines, such as a list or a file, gives a
+    list. A line of spaces gives an empty line. The sentences of a line are translated
+    one by one; one of more than max_length tokens is cut, at commas where possible.
+    Characters that the vocabulary lacks, such as emoji, are kept; a line of mostly
+    such characters is copied. A line in capitals is read in lower case and written in
+    capitals. Candidates with the numbers of their source come first. A UserWarning
+    names the lines that were copied or cut, and those whose translation is empty or
+    incomplete.
 
     Args:
         model: A trained model.
         tokenizer: Its tokenizer.
-        about: Its record, as load_pretrained gives it.
+        about: What load_pretrained says about it.
         by_sentence: Whether to translate the sentences of a line one by one.
-        max_length: Tokens that the model can take at once; what the record says, or
-            the longest sentence of the training, if None.
+        max_length: Longer sentences, in tokens, are cut. If None: what `about` says, or
+            the length of the longest training sentence.
         engine: What decodes: "torch", or "ctranslate2" with an export of the model as
-            it is now; the fastest that is installed for its device if None.
-        compute_type: What the engine computes in, "float32", "int8" or "float16"; the
-            fastest it has if None.
+            it is now. If None: the fastest that is installed for its device.
+        compute_type: The engine's number format, "float32", "int8" or "float16". If
+            None: the fastest that it has.
         ensemble: Further models with the same vocabulary, on the same device: at each
             step the mean of all probabilities decides. They are decoded with torch.
-        keep_markup: Whether tags, URLs, names of files, addresses and placeholders are
-            kept as they are; tags go to the words that belong to theirs.
+        keep_markup: Whether tags, URLs, file names, addresses and placeholders stay
+            unchanged; a pair of tags encloses the translation of what it enclosed.
     """
 
     @dataclass(frozen=True)
@@ -263,11 +263,11 @@ class Translator:
         ensemble: Sequence[str | Path] = (),
         keep_markup: bool = True,
     ) -> "Translator":
-        """Load a model that ships with the library, a saved model, or that of a run.
+        """Load a shipped model, a saved model, or the model of a run.
 
         Args:
             name_or_folder: Such as "tatoeba-en-de", or a folder.
-            device: Where the model goes; as default_device says if None.
+            device: Where the model goes. If None: what default_device says.
             by_sentence: Whether to translate the sentences of a line one by one.
             engine: As for the class.
             compute_type: As for the class.
@@ -275,9 +275,8 @@ class Translator:
             keep_markup: As for the class.
 
         Raises:
-            ValueError: If there is no such model, or a file of it is damaged; or there
-                is no such engine, or it has no place for the model; or the vocabularies
-                differ.
+            ValueError: If there is no such model or engine, a file of the model is
+                damaged, the engine cannot run it, or the vocabularies differ.
         """
         loaded = load_pretrained(name_or_folder, device)
         others = [load_pretrained(name, device)[:2] for name in ensemble]
@@ -350,12 +349,12 @@ class Translator:
                 if None).
 
         Returns:
-            A translation for each line; for a text the same, its line breaks kept.
+            A translation for each line; of a text one text, with its line breaks.
 
         Raises:
             ValueError: If sentences is neither a string nor an iterable, an entry is
                 not a string, or a setting is not allowed.
-            FloatingPointError: If the model's logits are no numbers.
+            FloatingPointError: If the model's logits are NaN.
         """
         settings |= {"beam_size": beam_size, "alpha": alpha, "max_extra": max_extra}
         out = [best.text for best, *_ in self._found(sentences, 1, **settings)]
@@ -376,13 +375,13 @@ class Translator:
 
         Args:
             sentences: A text, or any iterable of strings, one line each.
-            n: How many are wanted; fewer come where the search met no more.
+            n: How many are wanted; there are fewer if the search found fewer.
             **settings: As for a call; beam_size is at least n if it is not given.
 
         Returns:
-            For a text a list of Candidates, for several lines one list each. Of a line
-            that was cut, candidate k joins the k-th of the parts and sums their
-            log-probabilities and scores; so do the lines of a text.
+            For a text a list of Candidates; for several lines one list each. If a line
+            was cut, its candidate k joins the k-th candidates of the parts, and sums
+            their log-probabilities and scores; the same holds for the lines of a text.
 
         Raises:
             ValueError: As a call, or if n is above beam_size.
@@ -398,11 +397,10 @@ class Translator:
         pause: float = 0.2,
         **settings,
     ) -> Iterator[str]:
-        """Translate lines as they come, in their order and in bounded memory.
+        """Translate lines as they arrive, in order and in bounded memory.
 
-        What is translated together is at most max_lines lines; none is added once there
-        are 100,000 characters, nor when the input pauses: a line that is typed does not
-        wait for the next.
+        A batch ends at max_lines lines, at 100,000 characters, or when the input
+        pauses: a typed line does not wait for the next.
 
         Args:
             lines: Any iterable of strings, such as an open file or standard input, or
@@ -476,7 +474,7 @@ class Translator:
 
         Returns:
             Pairs (place in the source, place in the target) of words between spaces,
-            from 0; none if a side is longer than any that the model was trained on.
+            from 0; no pairs if a side is longer than the longest training sentence.
         """
         texts = [one_line(fold_text(text)) for text in (source, target)]
         row, ids = self.tokenizer.encode_all(texts)
@@ -506,7 +504,7 @@ class Unknown:
 
 
 def unknown_characters(lines: Sequence[str], tokenizer: Tokenizer) -> Unknown:
-    """What a vocabulary spells in bytes, of all that is in these lines."""
+    """The characters of these lines that the vocabulary spells in bytes."""
     found = zip(lines, tokenizer.encode_all(lines), strict=True)
     some = sorted(set().union(*(x for x, ids in found if not _BYTES.isdisjoint(ids))))
     ids = tokenizer.encode_all(some)
@@ -535,8 +533,8 @@ class Sign:
     Args:
         text: Itself.
         at: Its place in what is left.
-        left: Whether it touches what stands before it.
-        right: Whether it touches what stands after it.
+        left: Whether it touches the text before it.
+        right: Whether it touches the text after it.
         comma: Whether it left a comma.
     """
 
@@ -548,7 +546,7 @@ class Sign:
 
 
 def take_out(text: str, unknown: Unknown) -> tuple[str, list[Sign]]:
-    """A text without its unknown signs and words, and these, to be put back."""
+    """Take unknown characters and words out; return the text without them, and them."""
     if unknown.characters.isdisjoint(text):
         return text, []
     known = [regex.escape(symbol) for symbol in sorted(unknown.symbols)]
@@ -580,9 +578,9 @@ def take_out(text: str, unknown: Unknown) -> tuple[str, list[Sign]]:
 
 # %% ../notebooks/under_the_hood/17_translator.ipynb #8cfe30c5
 def put_back(out: str, text: str, signs: Sequence[Sign], links=None) -> str:
-    """A translation with the signs that take_out found, each at its place.
+    """Put the signs that take_out found back into a translation.
 
-    A sign that touched a comma or the like touches no word instead.
+    A sign that touched punctuation does not touch a word in its place.
 
     Args:
         out: The translation of what was left.
@@ -711,7 +709,7 @@ def word_links(
     ids: Sequence[int],
     words=_WORD,
 ) -> tuple[list, list, Tensor]:
-    """How much each word of an output comes from each word of its source.
+    """How much each word of an output attends to each word of its source.
 
     Args:
         model: The model.
@@ -789,7 +787,7 @@ def in_capitals(line: str) -> bool:
 
 
 def truecase(line: str, tokenizer: Tokenizer) -> str:
-    """A line in capitals, or a headline, as running text has it; any other as it is.
+    """Put a line in capitals, or a headline, in normal case; leave others unchanged.
 
     Args:
         line: One line, as one_line gives it.
@@ -816,7 +814,7 @@ def truecase(line: str, tokenizer: Tokenizer) -> str:
 
 # %% ../notebooks/under_the_hood/17_translator.ipynb #17b00041
 def wrong_numbers(source: str, output: str) -> int:
-    """How many numbers of a source an output lacks, and how many it adds."""
+    """Count the numbers that an output lacks and those that it adds."""
     read, said = (Counter(re.findall(r"[0-9]+", text)) for text in (source, output))
     return (read - said).total() + (said - read).total()
 
@@ -832,8 +830,8 @@ def look_again(
     Args:
         decode: From rows of ids to the n_best hypotheses of each, best first.
         tokenizer: Reads the ids.
-        beam_size: The beam of decode. Where its best hypothesis has other numbers, one
-            that is four times as wide is tried, unless it is 1.
+        beam_size: The beam of decode. If its best hypothesis has wrong numbers, a beam
+            four times as wide is tried, unless it is 1.
         n: How many are wanted.
 
     Returns:

@@ -96,9 +96,9 @@ class Translator(SphinxDirective):
         self.env.translator_pages[self.env.docname] = state
         data = "".join(f' data-{name}="{value}"' for name, value in state.items())
         words = (
-            "With JavaScript, the translator stands here."
+            "With JavaScript, you can translate here."
             if state
-            else "The translator would stand here: this copy of the book was built "
+            else "The translator would be here: this copy of the book was built "
             "without ONNX Runtime, which npm fetches, or without the Python packages "
             "that write the model for it."
         )

@@ -12,7 +12,7 @@
   if (location.protocol === "file:") {
     about.textContent =
       "Opened as a file, this page cannot load the model. Open the book through a server " +
-      "(make serve starts one), and the translator stands here.";
+      "(make serve starts one), and you can translate here.";
     return;
   }
 

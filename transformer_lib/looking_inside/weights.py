@@ -164,7 +164,7 @@ class AttentionMaps:
     def aligned(
         self, layer: int, head: int | None = None, row: str = "writes"
     ) -> tuple[Tensor, list[str], list[str]]:
-        """Cross-attention of each target word, between words; call it on tokens.
+        """Cross-attention between words, one row per target word; not after by_words.
 
         Args:
             layer: From 0.
