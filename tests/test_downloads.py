@@ -173,7 +173,10 @@ def server(monkeypatch):
     server.server_close()
 
 
-def test_a_broken_download_goes_on_where_it_broke_off(server, tmp_path, capsys):
+def test_a_broken_download_goes_on_where_it_broke_off(
+    server, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(downloads, "shows_bars", lambda: True)
     server.cut = [70_000, 30_000]
     assert len(everything()) == 9000
     assert server.asked == [None, "bytes=70000-", "bytes=100000-"]
