@@ -141,6 +141,13 @@ def test_pages_are_pictured(found_browser, monkeypatch, tmp_path):
     assert sizes == [(360, 4000), (360, 3016), (360, 900)]
     with pytest.raises(SystemExit, match="no page 'book/none'"):
         look.look(["book/none"], [360], ["dark"], out)
+    # What grows with the window is not made as tall as the page.
+    (html / "grows.html").write_text(
+        "<!DOCTYPE html><body style='margin:0'><p style='margin:0; height:250vh'>x"
+    )
+    made = look.look(["book/grows"], [360], ["light"], out)
+    assert [path.name for path in made] == [f"grows-360-light-{i}.png" for i in (1, 2, 3)]
+    assert {image_size(path) for path in made} == {(360, 900)}
 
 
 def image_size(path):

@@ -302,6 +302,18 @@ def test_a_fold_says_what_is_inside(source, words, monkeypatch):
     assert inside(source) == words
 
 
+def test_long_names_in_tables_break_between_their_parts(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    from literate import let_names_break
+
+    name = '<code><span class="pre">nn.key_mask_2</span></code>'
+    context = {"body": f"<p>{name}</p><table>{name}, a_b 0.5</table><p>{name}</p>"}
+    let_names_break(None, "page", "page.html", context, None)
+    broken = name.replace("nn.key_mask", "nn.<wbr>key_<wbr>mask")
+    wanted = f"<p>{name}</p><table>{broken}, a_b 0.5</table><p>{name}</p>"
+    assert context["body"] == wanted
+
+
 @each_chapter
 def test_markdown_is_plain(path):
     for cell in cells(path, "markdown"):

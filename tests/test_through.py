@@ -348,6 +348,25 @@ def test_by_touch(browser, address):
     phone.context.close()
 
 
+# The size of each text of the poster as it is on the screen, in pixels.
+LETTERS = """() => [...document.querySelectorAll('.through svg')]
+  .filter(svg => svg.getBoundingClientRect().width)
+  .flatMap(svg => [...svg.querySelectorAll('text')].map(text =>
+    parseFloat(getComputedStyle(text).fontSize) * svg.getScreenCTM().a))"""
+
+
+def test_the_poster_can_be_read_on_a_phone(browser, folder):
+    page = PAGE.replace("<p>still</p>", made.poster())
+    (folder / "poster.html").write_text(page, encoding="utf-8")
+    with served(folder) as site:
+        phone = {"width": 390, "height": 844}
+        someone = Person(browser, f"{site}/poster.html", viewport=phone, is_mobile=True)
+        letters = someone.page.evaluate(LETTERS)
+        assert len(letters) > 9 and min(letters) >= 9
+        assert not someone.page.evaluate(OVERFLOW)
+        someone.context.close()
+
+
 def test_a_file_that_does_not_come_is_told(browser, address):
     someone = Person(browser, address)
     way = "**/through.bin?*"

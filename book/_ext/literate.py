@@ -330,6 +330,23 @@ def readable_default(app, what, name, obj, options, signature, returns):
     return None
 
 
+# --- tables ----------------------------------------------------------------
+
+
+def let_names_break(app, pagename, templatename, context, doctree):
+    """Long names in tables break after a dot or an underscore, not in a word."""
+
+    def marked(table: re.Match) -> str:
+        return re.sub(
+            r'(?<=<span class="pre">)[^<]+',
+            lambda name: re.sub(r"(?<=\w[._])(?=[A-Za-z])", "<wbr>", name[0]),
+            table[0],
+        )
+
+    if "body" in context:
+        context["body"] = re.sub(r"(?s)<table.*?</table>", marked, context["body"])
+
+
 # --- scripts ---------------------------------------------------------------
 
 
@@ -373,5 +390,6 @@ def setup(app):
     app.connect("autodoc-process-docstring", mark_stable, priority=700)
     app.connect("autodoc-process-signature", readable_default)
     app.connect("env-purge-doc", forget)
+    app.connect("html-page-context", let_names_break)
     app.connect("html-page-context", drop_doubled_scripts, priority=900)
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

@@ -348,36 +348,37 @@ def make_ready(app):
     app.config.through_page = {"version": version, "megabytes": megabytes}
 
 
+def poster() -> str:
+    """The still picture, for where no scripts run and until they do."""
+    from transformer_lib.figures.frame import still_image
+    from transformer_lib.figures.transformer import plot_through
+
+    trace, about = sentence_trace()
+    row = about["start"]["source"]
+    names = [s["name"] for s in trace.steps if s["kind"] in ("embed", "norm")]
+    names = [name for name in names if name.startswith("encoder")]
+    vectors = [trace.numbers[name][row].tolist() for name in names]
+    word = about["source"][row]
+    return still_image(
+        lambda narrow: plot_through(vectors, word, narrow),
+        f"The numbers of “{word}” as colored strips, one above the other, from "
+        "the sum of word and position through every sublayer of the encoder.",
+    )
+
+
 class Through(SphinxDirective):
-    """The place of the figure, with a still picture for where no scripts run."""
+    """The place of the figure, with its poster."""
 
     def run(self):
-        from matplotlib import pyplot
-
-        from transformer_lib.figures.frame import still_image
-        from transformer_lib.figures.transformer import plot_through
-
         self.env.through_pages = getattr(self.env, "through_pages", {})
         state = self.config.through_page
         self.env.through_pages[self.env.docname] = state
         data = "".join(f' data-{name}="{value}"' for name, value in state.items())
-        trace, about = sentence_trace()
-        row = about["start"]["source"]
-        names = [s["name"] for s in trace.steps if s["kind"] in ("embed", "norm")]
-        names = [name for name in names if name.startswith("encoder")]
-        vectors = [trace.numbers[name][row].tolist() for name in names]
-        word = about["source"][row]
-        with pyplot.style.context("transformer_lib.book"):
-            picture = still_image(
-                plot_through(vectors, word),
-                f"The numbers of “{word}” as colored strips, one above the other, from "
-                "the sum of word and position through every sublayer of the encoder.",
-            )
         words = (
             "Here you can open every number, if JavaScript is on and a server sends "
             "the page (make serve starts one)."
         )
-        html = f'<div class="through"{data}>{picture}<p>{words}</p></div>'
+        html = f'<div class="through"{data}>{poster()}<p>{words}</p></div>'
         return [nodes.raw("", html, format="html")]
 
 

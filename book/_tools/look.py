@@ -5,8 +5,9 @@
     python book/_tools/look.py notebooks/02_attention#masks   # a window from there
 
 Each page is written whole, in sheets of at most 4,000 pixels, or one window from the
-place that was named: `_build/look/02_attention-1300-light-1.png` and so on. What goes
-wrong in a page (errors of scripts, files that are missing) is printed.
+place that was named: `_build/look/02_attention-1300-light-1.png` and so on. A page whose
+parts grow with the window, as the welcome page's do, is scrolled through: a picture for
+each window. What goes wrong in a page (errors of scripts, missing files) is printed.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from browser import HOW, find, served
 ROOT = Path(__file__).parents[2]
 HTML = ROOT / "_build" / "html"
 SHEET = 4000  # pixels: taller pictures cannot be read
+WINDOW = 900  # pixels: height of the window
 FORMULAS = "() => window.MathJax?.startup?.promise?.then(() => 0)"
 HEIGHT = "() => document.documentElement.scrollHeight"
 
@@ -34,7 +36,16 @@ def pictures(page, address: str, target: Path, whole: bool) -> list[Path]:
     # A window as tall as the page: what loads when it is scrolled to is there too.
     page.set_viewport_size({"width": width, "height": min(height, 30_000)})
     page.wait_for_timeout(400)
-    height, written = page.evaluate(HEIGHT), []
+    before, height, written = height, page.evaluate(HEIGHT), []
+    if height > 1.2 * before:  # parts of it are as tall as the window
+        page.set_viewport_size({"width": width, "height": WINDOW})
+        page.wait_for_timeout(400)
+        for i, top in enumerate(range(0, page.evaluate(HEIGHT), WINDOW), start=1):
+            page.evaluate("top => scrollTo({ top, behavior: 'instant' })", top)
+            page.wait_for_timeout(800)  # what moves comes to rest
+            written.append(Path(f"{target}-{i}.png"))
+            page.screenshot(path=written[-1])
+        return written
     for i, top in enumerate(range(0, height, SHEET), start=1):
         part = {"x": 0, "y": top, "width": width, "height": min(SHEET, height - top)}
         written.append(Path(f"{target}-{i}.png"))
@@ -64,7 +75,7 @@ def look(names: list[str], widths: list[int], themes: list[str], folder: Path) -
         for theme in themes:
             for width in widths:
                 context = browser.new_context(
-                    viewport={"width": width, "height": 900}, color_scheme=theme
+                    viewport={"width": width, "height": WINDOW}, color_scheme=theme
                 )
                 page = context.new_page()
                 page.on("pageerror", lambda error: print(f"script: {error}"))
@@ -76,7 +87,7 @@ def look(names: list[str], widths: list[int], themes: list[str], folder: Path) -
                     stem = "-".join(filter(None, [Path(path).name, place]))
                     target = folder / f"{stem}-{width}-{theme}"
                     written += pictures(page, address, target, whole=not place)
-                    page.set_viewport_size({"width": width, "height": 900})
+                    page.set_viewport_size({"width": width, "height": WINDOW})
                 context.close()
         browser.close()
     return written

@@ -283,7 +283,7 @@ const low = Math.min(-.1 * d / 2, ...dots), high = d / 2;
 const y = s => 100 * (high - s) / (high - low), x = k => 100 * k / last;
 const point = (s, k) => `${k ? "L" : "M"}${x(k).toFixed(2)} ${y(s).toFixed(2)}`;
 const path = dots.map(point);
-const framed = (pos, kind) => `<i class="row ${kind}" style="top:${100 * pos / n}%;`
+const framed = (pos, kind) => `<i class="framed ${kind}" style="top:${100 * pos / n}%;`
   + `height:${100 / n}%"></i>`;
 const turn = j => `${(180 / Math.PI * k * rate(j) % 360).toPrecision(3)}°`;
 const around = j => Math.round(2 * Math.PI / rate(j)).toLocaleString("en");
@@ -322,9 +322,9 @@ _TABLE_STYLE = """
 .pe .under { text-align: center; margin-bottom: .7rem; }
 .pe .map { height: 10rem; position: relative; cursor: ns-resize;
   touch-action: none; }
-.pe .row { position: absolute; left: 0; right: 0; min-height: 3px;
+.pe .framed { position: absolute; left: 0; right: 0; min-height: 3px;
   outline: 2px solid currentColor; }
-.pe .row.there { outline-style: dashed; }
+.pe .framed.there { outline-style: dashed; }
 .pe .axis { display: flex; flex-direction: column; justify-content: space-between;
   align-items: end; padding-right: .3rem; line-height: 1.1; }
 .pe .ticks { display: flex; justify-content: space-between; }

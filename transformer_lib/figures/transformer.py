@@ -15,10 +15,10 @@ from matplotlib.patches import FancyBboxPatch
 from .frame import COLORS, Drawn, cells, show
 
 # %% ../../notebooks/under_the_hood/07_transformer.ipynb #8694b04e
-def _box(ax, x, y, text, color="faint", note="", dotted=False):
+def _box(ax, x, y, text, color="muted", note="", dotted=False):
     """A labeled box around (x, y), with small print under its label."""
     width, height = ax.box, 0.44 if note else 0.32
-    if color == "faint":
+    if color == "muted":
         height = 0.26
     ax.add_patch(
         FancyBboxPatch(
@@ -26,7 +26,7 @@ def _box(ax, x, y, text, color="faint", note="", dotted=False):
             width,
             height,
             boxstyle="round,pad=0,rounding_size=0.06",
-            facecolor=(*_rgb(color), 0.0 if color in ("faint", "text") else 0.14),
+            facecolor=(*_rgb(color), 0.0 if color in ("muted", "text") else 0.14),
             edgecolor=COLORS[color],
             linestyle=(0, (1, 1.5)) if dotted else "-",
             linewidth=1.6 if dotted else 1,
@@ -234,13 +234,14 @@ def show_factor(row, position) -> Drawn:
     )
 
 # %% ../../notebooks/under_the_hood/07_transformer.ipynb #e7b20006
-def plot_through(vectors: list, word: str):
+def plot_through(vectors: list, word: str, narrow: bool = False):
     """Draw the numbers of one word as strips, from what the first layer reads upward.
 
     Args:
         vectors: What the first layer reads, then the word's numbers after each sublayer
             and its normalization, two a layer; each of width d_model.
         word: Whose numbers they are.
+        narrow: Whether it is drawn for a phone.
 
     Returns:
         The Matplotlib figure.
@@ -250,10 +251,15 @@ def plot_through(vectors: list, word: str):
     names = ["word + position"]
     for layer in range(1, (len(vectors) + 1) // 2):
         names += [f"{layer}: attention", f"{layer}: feed-forward"]
-    fig, ax = plt.subplots(figsize=(6.2, 0.9 + 0.34 * len(vectors)))
+    size = (3.2 if narrow else 6.2, 0.9 + 0.34 * len(vectors))
+    fig, ax = plt.subplots(figsize=size)
     cells(ax, vectors, most=2.5)
     ax.set_yticks(range(len(vectors)), names)
     ax.set(xticks=[], xlabel="the numbers of the word", ylabel="layer")
-    ax.set_title(f"“{word}” on its way through the encoder")
+    title = f"“{word}” on its way through the encoder"
+    if narrow:  # as wide as the names and the strips together
+        fig.suptitle(title, x=0, ha="left")
+    else:
+        ax.set_title(title)
     ax.grid(visible=False)
     return fig
