@@ -146,7 +146,8 @@ def test_pages_are_pictured(found_browser, monkeypatch, tmp_path):
         "<!DOCTYPE html><body style='margin:0'><p style='margin:0; height:250vh'>x"
     )
     made = look.look(["book/grows"], [360], ["light"], out)
-    assert [path.name for path in made] == [f"grows-360-light-{i}.png" for i in (1, 2, 3)]
+    names = [f"grows-360-light-{i}.png" for i in (1, 2, 3)]
+    assert [path.name for path in made] == names
     assert {image_size(path) for path in made} == {(360, 900)}
 
 

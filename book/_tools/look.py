@@ -5,9 +5,9 @@
     python book/_tools/look.py notebooks/02_attention#masks   # a window from there
 
 Each page is written whole, in sheets of at most 4,000 pixels, or one window from the
-place that was named: `_build/look/02_attention-1300-light-1.png` and so on. A page whose
-parts grow with the window, as the welcome page's do, is scrolled through: a picture for
-each window. What goes wrong in a page (errors of scripts, missing files) is printed.
+place that was named: `_build/look/02_attention-1300-light-1.png` and so on. A page that
+grows with its window, as the welcome page does, is scrolled through: a picture for each
+window. What goes wrong in a page (errors of scripts, missing files) is printed.
 """
 
 import argparse
