@@ -1,8 +1,8 @@
-"""Score a trained model on newstest2014, both ways: sacreBLEU, and as the paper did.
+r"""Score a trained model on newstest2014, both ways: sacreBLEU, and as the paper did.
 
     python benchmarks/newstest.py             # the model that ships: some minutes
     python benchmarks/newstest.py --quick     # 50 sentences, nothing is written
-    python benchmarks/newstest.py --model runs/wmt14-en-de-base --averaged \\
+    python benchmarks/newstest.py --model runs/wmt14-en-de-base --averaged \
         --out transformer_lib/evidence/wmt14-en-de-base.json  # of chapter 24
 
 Reads newstest2014 from the cache, the mirror or its public address (`load_corpus`), and

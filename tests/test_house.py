@@ -47,7 +47,7 @@ TEXT = {  # files and requests, no page
     "storage",
     "server",
 }
-SPEAKS_JSON = {"export.onnx", "export.marian", "export.ctranslate2"}
+SPEAKS_JSON = {"export.marian", "export.ctranslate2"}
 
 
 @cache
@@ -198,9 +198,9 @@ def test_a_door_offers_what_its_rooms_have():
 
 
 def test_a_back_room_stands_behind_a_door():
-    """It has its chapter's name; but for what all check or draw, and chapter 00,
+    """It has its chapter's name; but for what all check or draw.
 
-    which has no door: what is written under its number belongs to no chapter.
+    Chapter 00 has no door: what is written under its number belongs to no chapter.
     """
     numbers = chapters()
     doors = {(name.partition(".")[0], numbers[name]) for name in FRONT}

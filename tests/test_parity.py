@@ -296,8 +296,10 @@ def test_ctranslate2_log_probabilities(engine, batch, ours):
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 def test_ctranslate2_with_prefix_and_least_length(engine, shipped, batch, asked):
-    """Greedily where a length is asked for: its search gives what may not be said to
-    all other tokens, so that its order is another one."""
+    """Greedily where a length is asked for.
+
+    Its search gives what may not be said to all other tokens: another order.
+    """
     (model, tokenizer), src = shipped, batch[0]
     first, least = tokenizer.encode(asked.get("prefix", "")), asked.get("min_length", 0)
     beam = 1 if least else 4

@@ -61,7 +61,7 @@ def next_pieces(
     """The tokens that byte pair encoding would learn next, from a new text.
 
     Args:
-        tokenizer: The old one, of kind "bpe".
+        tokenizer: The old one, of model_type "bpe".
         sentences: The new text, of both languages.
         count: How many tokens at most; a pair that occurs once is not merged.
 
@@ -200,13 +200,13 @@ def add_pieces(
     """A tokenizer with more pieces behind the old ones, whose ids stay.
 
     Args:
-        tokenizer: The old one, of kind "bpe".
+        tokenizer: The old one, of model_type "bpe".
         pieces: What `next_pieces` gave: merged after all old ones, in this order.
         symbols: Texts that are never cut, such as the tag "<2de>".
 
     Raises:
         ValueError: If a piece is known already or given twice, or the tokenizer is of
-            kind "unigram", whose scores are probabilities.
+            model_type "unigram", whose scores are probabilities.
     """
     old = tokenizer.processor
     known = {old.id_to_piece(i) for i in range(old.vocab_size())}
@@ -216,7 +216,7 @@ def add_pieces(
         known.add(piece)
     scores = [old.get_score(i) for i in range(old.vocab_size())]
     if any(score != int(score) for score in scores):
-        raise ValueError("pieces can be added to a vocabulary of kind 'bpe' only.")
+        raise ValueError("pieces can be added where model_type is 'bpe' only.")
     last = int(min(scores))
     added = [_record(piece, last - i, 1) for i, piece in enumerate(pieces, start=1)]
     added += [_record(symbol, 0, 4) for symbol in symbols]  # 1 normal, 4 user-defined

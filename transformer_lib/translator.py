@@ -949,8 +949,9 @@ def _join_parts(
 
 # %% ../notebooks/under_the_hood/17_translator.ipynb #418fb170
 def trained_length(about: dict) -> int:
-    """Tokens at which to cut a sentence: what a model's record says, else the longest
-    of its training, else 128.
+    """Tokens at which to cut a sentence.
+
+    What a model's record says, else the longest of its training, else 128.
     """
     return int((about.get("recipe", {}) | about).get("max_length", 128))
 

@@ -286,7 +286,7 @@ def write_trace(trace: Trace, about: dict, folder: Path) -> None:
         "tables": tables,
         "steps": trace.steps,
         "file": {
-            "bytes": len(content),
+            "size": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         },
     }

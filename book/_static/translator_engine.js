@@ -12,8 +12,8 @@ const SPACE = "▁"; // how SentencePiece writes a space
 // SentencePiece's BPE as the manifest describes it; chapter 22 says what is in there.
 export class Tokenizer {
   constructor(data, table) {
-    if (data.kind !== "bpe" || data.types.includes("user"))
-      throw new Error(`this page cuts text by BPE alone, and the model's pieces are ${data.kind}`);
+    if (data.model_type !== "bpe" || data.types.includes("user"))
+      throw new Error(`this page cuts text by BPE alone, and the model's pieces are ${data.model_type}`);
     this.data = data;
     this.bytes = []; // byte to id
     this.merged = new Map(); // piece to id, for those that merging can reach
@@ -571,7 +571,7 @@ export async function fetched(address, report = () => {}) {
 
 export async function checked(content, name, known) {
   const damaged = new Trouble(`The model could not be loaded: ${name} came damaged.`);
-  if (content.length !== known.bytes) throw damaged;
+  if (content.length !== known.size) throw damaged;
   if (!globalThis.crypto?.subtle) return content; // only where the connection is safe
   const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", content));
   if (Array.from(hash, byte => byte.toString(16).padStart(2, "0")).join("") !== known.sha256) throw damaged;

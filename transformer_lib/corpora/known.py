@@ -267,8 +267,8 @@ def stream_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Sentence pairs from a user's files, one after another, in constant memory.
 
-    Lines end at "\\n" alone. What cannot be used is dropped on both sides, so that no
-    pair is ever shifted.
+    Lines end at a line feed alone. What cannot be used is dropped on both sides, so
+    that no pair is ever shifted.
 
     Args:
         source: File of source lines, or of pairs, as for pair_rows; packed or not.

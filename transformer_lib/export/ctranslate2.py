@@ -301,7 +301,6 @@ class CTranslate2Model:
         Returns:
             For a text a text, with its line breaks; else one string a line.
         """
-
         decode = partial(self.decode, **settings)
         found = translate_lines(
             sentences,

@@ -59,8 +59,6 @@ class StepGraph(nn.Module):
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #a568a469
 import copy
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -82,10 +80,10 @@ from ..runs.folder import public_part
 from ..speed import quantize_rows
 from transformer_lib.storage import (
     put_back,
-    table_checksum,
+    read_manifest,
     whole_file,
     whole_folder,
-    write_json,
+    write_manifest,
 )
 from ..tokenizer import BOS, EOS, PAD, UNK, Tokenizer, fold_text
 from ..transformer import evaluating
@@ -357,7 +355,7 @@ def tokenizer_data(tokenizer: Tokenizer) -> tuple[dict, bytes]:
         tokenizer: The tokenizer.
 
     Returns:
-        What fits into JSON: kind, pieces with scores and types, settings; and the
+        What fits into JSON: model_type, pieces with scores and types, settings; and the
         table of the normalization, SentencePiece's precompiled_charsmap: four bytes
         that say how long its trie is, the trie, the texts that stand in for others.
 
@@ -370,7 +368,7 @@ def tokenizer_data(tokenizer: Tokenizer) -> tuple[dict, bytes]:
     normalizer, trainer = proto.normalizer_spec, proto.trainer_spec
     names = "add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"
     data = {
-        "kind": _MODEL_TYPES[trainer.model_type],
+        "model_type": _MODEL_TYPES[trainer.model_type],
         "pieces": [piece.piece for piece in proto.pieces],
         "scores": [piece.score for piece in proto.pieces],
         "types": [_TYPES[piece.type] for piece in proto.pieces],
@@ -383,16 +381,13 @@ def tokenizer_data(tokenizer: Tokenizer) -> tuple[dict, bytes]:
     return data, normalizer.precompiled_charsmap or no_rules
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #9b3ac0a3
-def _manifest_of(
-    model: Transformer, text: dict, about: dict, files: dict[str, bytes]
-) -> dict:
+def _export_settings(model: Transformer, text: dict, about: dict) -> dict:
     """What a program must know besides the graphs.
 
     Args:
         model: The model.
         text: What tokenizer_data gave.
         about: The model's record, as load_pretrained gives it; may be empty.
-        files: The content of each file of the export.
     """
     return {
         "format": 1,
@@ -407,10 +402,6 @@ def _manifest_of(
             "never_said": list(NEVER_GENERATED),
         },
         "data": public_part(about.get("data", {})),
-        "files": {
-            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in files.items()
-        },
         "tokenizer": text,
     }
 
@@ -456,12 +447,12 @@ def export_onnx(
     files = {f"{name}.onnx": g.SerializeToString() for name, g in graphs.items()}
     files |= {"weights.bin": weights, "normalizer.bin": table}
     files |= {"tokenizer.model": tokenizer.model}
-    write_export(folder, files, _manifest_of(model, text, about or {}, files))
+    write_export(folder, files, _export_settings(model, text, about or {}))
     return folder
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #455ab495
-def write_export(folder: Path, files: dict[str, bytes], manifest: dict) -> None:
-    """Write files and manifest, with its own checksum in it, all of them or none.
+def write_export(folder: Path, files: dict[str, bytes], about: dict) -> None:
+    """Write files, and a manifest of them and what else is known: all or nothing.
 
     Raises:
         OSError: If they cannot be written; what was there before is still there.
@@ -470,8 +461,7 @@ def write_export(folder: Path, files: dict[str, bytes], manifest: dict) -> None:
         for name, content in files.items():
             with whole_file(aside / name) as file:
                 file.write(content)
-        whole = manifest | {"checksum": table_checksum(manifest)}
-        write_json(aside / "manifest.json", whole)
+        write_manifest(aside, about=about)
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #8ba346a1
 class OnnxSteps:
@@ -591,6 +581,10 @@ class OnnxModel:
         return self.tokenizer.decode(best.ids)
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #5d3cfb3f
+_GRAPHS = "encoder.onnx", "step.onnx"
+_FILES = *_GRAPHS, "weights.bin", "normalizer.bin", "tokenizer.model"
+
+
 def _read_manifest(folder: Path) -> dict:
     """The manifest of an export, once it and all its files are found whole.
 
@@ -598,33 +592,19 @@ def _read_manifest(folder: Path) -> dict:
         ValueError: If there is none, or it or a file is missing or damaged.
     """
     folder = put_back(folder)
+    if not any((folder / name).is_file() for name in _GRAPHS):
+        raise ValueError(f"{folder} has no graph: give the folder of an export.")
+    manifest = read_manifest(folder, _FILES, cure="Export or fetch it again.")
     try:
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        files, model, decoding = (
-            manifest[name].items() for name in ("files", "model", "decoding")
-        )
-        fits = {"beam_size", "alpha", "max_extra"} <= dict(decoding).keys()
-        fits &= "positions" in dict(model) and "tokenizer.model" in dict(files)
-        if not fits or not all("sha256" in known for _, known in files):
-            raise ValueError("a part of it is missing")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        fits = {"beam_size", "alpha", "max_extra"} <= {*manifest["decoding"]}
+        fits &= {"positions", "max_length"} <= {*manifest["model"]}
+    except (KeyError, TypeError):
+        fits = False
+    if not fits:
         raise ValueError(
-            f"{folder} has no manifest.json of an export to ONNX: give the folder of "
-            "an export."
-        ) from error
-    if manifest.get("checksum") != table_checksum(manifest):
-        raise ValueError(
-            f"{folder / 'manifest.json'} is damaged, or of an earlier version: its "
-            "content does not fit its checksum. Export or fetch it again."
+            f"{folder / 'manifest.json'} lacks settings of decoding or of the model. "
+            "Export or fetch it again."
         )
-    for name, known in files:
-        path = folder / name
-        content = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(content).hexdigest() != known["sha256"]:
-            raise ValueError(
-                f"{path} is damaged or missing ({len(content):,} bytes, not "
-                f"{known.get('bytes', 0):,}): export or fetch it again."
-            )
     return manifest
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #8a12a45f

@@ -520,17 +520,18 @@ class ScoreBias(nn.Module):
     """Attention with a number added to each score, by head and distance.
 
     Args:
-        kind: "alibi" for fixed slopes, "relative" for a learned table.
+        positions: "alibi" for fixed slopes, "relative" for a learned table.
         num_heads: H.
         causal: As for :func:`relative_buckets`.
 
     Source: Press et al. 2022, section 3; Raffel et al. 2020, section 2.1.
     """
 
-    def __init__(self, kind: str, num_heads: int, causal: bool):
+    def __init__(self, positions: str, num_heads: int, causal: bool):
         super().__init__()
         self.num_heads, self.causal = num_heads, causal
-        self.table = nn.Embedding(32, num_heads) if kind == "relative" else None
+        learned = positions == "relative"
+        self.table = nn.Embedding(32, num_heads) if learned else None
 
     def bias(self, queries: int, keys: int) -> Tensor:
         """What is added, shape (H, T, S); the queries are the last of the keys."""

@@ -349,7 +349,6 @@ def _softmax_states(
         1, the root of d_k, and d_k: the divisor, the entropy of the weights in nats,
         the norm of the gradient that the output sends to the query, and the weights.
     """
-
     rows = []
     for q in query.double():
         rows.append([])

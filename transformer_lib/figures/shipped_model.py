@@ -153,8 +153,11 @@ def words_of(sentence: str) -> list[str]:
 def news_beyond(
     pairs: Iterable[tuple[str, str]], news: Iterable[tuple[str, str]]
 ) -> dict[str, float]:
-    """How the English side of other text differs from these sentences: the share of its
-    sentences that are longer than 99 % of these, and of its words that are in none."""
+    """How the English side of other text differs from these sentences.
+
+    The share of its sentences that are longer than 99 % of these, and of its words that
+    are in none.
+    """
     read, new = ([words_of(english) for english, _ in some] for some in (pairs, news))
     known = {word for words in read for word in words}
     long = sorted(map(len, read))[int(0.99 * len(read))]
