@@ -111,12 +111,11 @@ def test_a_failed_save_leaves_what_was_there(fails, tmp_path, monkeypatch):
     [
         lambda p: (p / "src.npy").unlink(),
         lambda p: (p / "tgt.npy").write_bytes((p / "tgt.npy").read_bytes()[:-40]),
-        lambda p: (p / "meta.json").write_text('{"pairs"'),
         lambda p: (p / "src.npy").write_bytes(b""),
         lambda p: np.save(p / "tgt.npy", np.zeros(3, np.uint8)),
         lambda p: np.save(p / "src_offsets.npy", np.zeros(0, np.int64)),
     ],
-    ids=["missing", "cut short", "meta", "empty", "other", "no offsets"],
+    ids=["missing", "cut short", "empty", "other", "no offsets"],
 )
 def test_a_damaged_folder_is_named(harm, tmp_path):
     save_pairs(some_pairs(), tmp_path / "pairs")

@@ -211,12 +211,6 @@ def prepare(
 _ARRAYS = ("src", "src_offsets", "tgt", "tgt_offsets")
 
 
-def _write_meta(path: Path, sizes: dict) -> None:
-    """Note how long the arrays of a folder are."""
-    meta = {"format": 1, "pairs": sizes["src_offsets"] - 1, "sizes": sizes}
-    (path / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-
-
 def save_pairs(pairs: TokenPairs, path: str | Path) -> None:
     """Write token pairs as a folder; a folder of that name is replaced.
 
@@ -227,10 +221,9 @@ def save_pairs(pairs: TokenPairs, path: str | Path) -> None:
     Raises:
         NotWritten: If it cannot be; what was there before is unchanged.
     """
-    with whole_folder(path, last="meta.json") as part:
+    with whole_folder(path, last=f"{_ARRAYS[-1]}.npy") as part:
         for name in _ARRAYS:
             np.save(part / f"{name}.npy", getattr(pairs, name))
-        _write_meta(part, {name: len(getattr(pairs, name)) for name in _ARRAYS})
 
 
 def load_pairs(path: str | Path, mmap: bool = True) -> TokenPairs:
@@ -245,14 +238,12 @@ def load_pairs(path: str | Path, mmap: bool = True) -> TokenPairs:
     """
     path = put_back(path)
     try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         arrays = {
             n: np.load(path / f"{n}.npy", mmap_mode="r" if mmap else None)
             for n in _ARRAYS
         }
         sizes = {name: len(array) for name, array in arrays.items()}
-        numbers = all(array.dtype.kind in "iu" for array in arrays.values())
-        fits = numbers and sizes == meta["sizes"]
+        fits = all(array.dtype.kind in "iu" for array in arrays.values())
         fits = fits and sizes["src_offsets"] == sizes["tgt_offsets"]
         for side in ("src", "tgt"):
             starts = arrays[f"{side}_offsets"]
@@ -375,7 +366,6 @@ class PairWriter:
             file.seek(0)
             file.write(_npy_header(self.kind(name), self.sizes[name]))
         self.close()
-        _write_meta(self.path, self.sizes)
 
     def close(self) -> None:
         """Close the files; without finish they are not whole."""
