@@ -1,5 +1,6 @@
 """Chapter 22: each export against the library, files whole or not at all."""
 
+import copy
 import functools
 import hashlib
 import json
@@ -1150,21 +1151,30 @@ def test_threads_that_no_machine_has(tmp_path, open_model, threads):
 # --- one command ----------------------------------------------------------------------
 
 
-def test_all_exports_are_proved(tmp_path):
+@pytest.fixture(scope="module")
+def all_exports(tmp_path_factory):
+    """A small model, its tokenizer, and the folder of each of its exports."""
     model, tokenizer = small_model()
-    folders = export_module.export_model(model, tokenizer, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == set(export_module.EXPORTS)
+    place = tmp_path_factory.mktemp("all") / "out"
+    return model, tokenizer, export_module.export_model(model, tokenizer, place)
+
+
+def test_all_exports_are_proved(all_exports, tmp_path):
+    model, tokenizer, folders = all_exports
+    (place,) = {folder.parent for folder in folders.values()}
+    assert {path.name for path in place.iterdir()} == set(export_module.EXPORTS)
     apart = export_module.prove(model, tokenizer, folders, ["", *TEXTS])
     assert apart.keys() == folders.keys()
     assert all(x < 1e-4 for kind, x in apart.items() if "int8" not in kind)
     assert 1e-4 < apart["ctranslate2-int8"] < 1 and 1e-4 < apart["onnx-int8"] < 1
-    again = export_module.export_model(model, tokenizer, tmp_path, formats=["marian"])
-    assert again == {"marian": tmp_path / "marian"}
+    again = export_module.export_model(model, tokenizer, place, formats=["marian"])
+    assert again == {"marian": place / "marian"}
+    other = copy.deepcopy(model)
     with torch.no_grad():
-        model.encoder.layers[0].feed_forward.w_2.bias[0] += 1
+        other.encoder.layers[0].feed_forward.w_2.bias[0] += 1
     for kind in ("onnx", "marian", "ctranslate2"):
         with pytest.raises(RuntimeError, match="off by .*do not use it"):
-            export_module.prove(model, tokenizer, {kind: folders[kind]}, TEXTS)
+            export_module.prove(other, tokenizer, {kind: folders[kind]}, TEXTS)
     with pytest.raises(ValueError, match="no sentence has a word"):
         export_module.prove(model, tokenizer, folders, ["", "  "])
     with pytest.raises(ValueError, match="tflite: there are onnx, marian"):
@@ -1349,9 +1359,8 @@ def test_an_engine_that_cannot_be_used_is_told(tmp_path):
         CTranslate2Model(place)
 
 
-def test_an_export_given_as_a_model_says_what_it_is(tmp_path):
-    model, tokenizer = small_model()
-    folders = export_module.export_model(model, tokenizer, tmp_path / "out")
+def test_an_export_given_as_a_model_says_what_it_is(all_exports):
+    folders = all_exports[-1]
     for kind, telling in (
         ("onnx", "ONNX Runtime, which .*OnnxModel runs"),
         ("marian", ".*MarianMTModel"),
@@ -1362,7 +1371,7 @@ def test_an_export_given_as_a_model_says_what_it_is(tmp_path):
         with pytest.raises(ValueError, match=f"{kind} is an export for {telling}"):
             load_pretrained(folders[kind])
     with pytest.raises(ValueError, match="out/ctranslate2 is an export for") as told:
-        Translator.from_pretrained(tmp_path / "out")
+        Translator.from_pretrained(folders["onnx"].parent)
     names = [str(folders[kind]) for kind in ("ctranslate2", "ctranslate2-int8")]
     assert f"`serve` takes {' or '.join(names)}, too." in str(told.value)
 
