@@ -47,8 +47,8 @@ def export_model(static: Path) -> str:
     """
     library = ROOT / "transformer_lib"
     shipped = sorted((library / "pretrained" / MODEL).iterdir())
-    writers = library / "export" / "exporter.py", library / "export" / "onnx.py"
-    version = digest([*shipped, *writers])[:12]
+    writers = "export/exporter.py", "export/onnx.py", "storage.py"
+    version = digest([*shipped, *(library / name for name in writers)])[:12]
     folder, note = static / "translator-model", static.with_name("model-version.txt")
     if note.exists() and note.read_text("utf-8") == version and folder.exists():
         return version
