@@ -76,7 +76,8 @@ def test_weights_and_a_look_up_say_what_they_show():
     weights, at = stored[head["head"] - 1], words.index("his")
     drawn = html_of(show_weights(weights, words))
     assert f"his looks most at house, {weights[at].max():.2f}" in drawn
-    assert drawn.count("<svg") == 2 and f">{weights[at].max():.2f}<".replace("0.", ".") in drawn
+    largest = f">{weights[at].max():.2f}<".replace("0.", ".")
+    assert drawn.count("<svg") == 2 and largest in drawn
     assert "var(--query" in drawn and "var(--key" in drawn
     with pytest.raises(ValueError, match="8 row labels"):
         show_weights(weights[:3], words)
