@@ -162,7 +162,7 @@ def _heat_map_svg(
     matrix: Tensor, rows: Sequence[str], columns: Sequence[str], words: str
 ) -> str:
     """A heat map as SVG text, one square a weight; words say what is seen."""
-    side, left, top = 18, 110, 92
+    side, left, top, most = 18, 110, 92, float(matrix.max())
     width, height = left + side * len(columns) + 8, top + side * len(rows) + 8
     parts = [
         f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" '
@@ -186,7 +186,7 @@ def _heat_map_svg(
                 parts.append(
                     f'<rect x="{left + side * s}" y="{y}" width="17" '
                     f'height="17" style="fill:var(--weight)" '
-                    f'fill-opacity="{weight:.2f}"/>'
+                    f'fill-opacity="{weight / most:.2f}"/>'
                 )
     return "".join([*parts, "</svg>"])
 
@@ -346,7 +346,7 @@ def show_marked(parts: Sequence[tuple]) -> Drawn:
     for title, words, at, to, row in parts:
         shown = []
         for i, (word, weight) in enumerate(zip(words, row.tolist(), strict=True)):
-            strong = f"var(--weight) {44 * weight:.0f}%"
+            strong = f"var(--weight) {44 * weight / row.max():.0f}%"
             look = f"background: color-mix(in srgb, {strong}, transparent)"
             share = f" <small>{weight:.0%}</small>" if weight >= 0.1 else ""
             kind = " query" * (i == at) + " wanted" * (i == to)
@@ -397,7 +397,7 @@ def _draw_maps(ax, maps: Tensor, title: str) -> None:
             frame = Rectangle((h + 0.03, i + 0.03), 0.94, 0.94, fill=False, lw=0.8)
             frame.set_edgecolor(COLORS["faint"])
             ax.add_patch(frame)
-    ax.set(xlim=(0, H), ylim=(L, 0), aspect="equal", title=title)
+    ax.set(xlim=(0, H), ylim=(L, 0), title=title)
     ax.set_xticks([h + 0.5 for h in range(H)], [h + 1 for h in range(H)])
     ax.set_yticks([i + 0.5 for i in range(L)], [f"layer {i + 1}" for i in range(L)])
     ax.tick_params(length=0)
@@ -410,11 +410,9 @@ def show_all_heads(pair: AttentionMaps) -> Drawn:
     def draw(narrow):
         import matplotlib.pyplot as plt
 
-        fig, axes = plt.subplots(3, 1) if narrow else plt.subplots(1, 3)
+        fig, axes = plt.subplots(3, 1)
         for ax, (kind, layers) in zip(axes, pair.weights.items(), strict=True):
             _draw_maps(ax, torch.stack(layers)[:, 0], kind)
-            if not narrow and kind != "encoder":
-                ax.set_yticklabels([])
         return fig
 
     alt = (
@@ -423,7 +421,7 @@ def show_all_heads(pair: AttentionMaps) -> Drawn:
         "decoder's maps are empty above the diagonal, and those of its first layer "
         "are mostly one stripe at the left, which is the start symbol."
     )
-    return show(draw, alt, wide=(8.6, 1.9), narrow=(3.4, 5.6))
+    return show(draw, alt, wide=(6.8, 4.8), narrow=(3.4, 7.2))
 
 # %% ../../notebooks/under_the_hood/27_looking_inside.ipynb #37d454d9
 def show_gains(found: dict[str, dict[str, Sequence]]) -> Drawn:
@@ -723,7 +721,7 @@ def show_sinks(shares: dict[str, Tensor], lengths: dict[str, Tensor]) -> Drawn:
         split = "\n" if narrow else " "
         ax.set(
             xlim=(0, 1),
-            ylim=0,
+            ylim=(0, 2.3 if narrow else 1.9),
             xlabel="share of the weight that the symbol gets",
             title=f"length at the symbol{split}over length elsewhere",
         )
