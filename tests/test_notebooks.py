@@ -302,6 +302,18 @@ def test_a_fold_says_what_is_inside(source, words, monkeypatch):
     assert inside(source) == words
 
 
+def test_no_line_begins_with_what_ends_a_formula(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    from literate import keep_together
+
+    formula = r'<span class="math notranslate nohighlight">\(V\)</span>'
+    context = {"body": f"<p>{formula}. Of {formula} and {formula}), too.</p>"}
+    keep_together(None, "page", "page.html", context, None)
+    kept = '<span class="unbroken">' + formula + "{}</span>"
+    first, last = kept.format("."), kept.format("),")
+    assert context["body"] == f"<p>{first} Of {formula} and {last} too.</p>"
+
+
 def test_long_names_in_tables_break_between_their_parts(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
     from literate import let_names_break

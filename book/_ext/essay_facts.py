@@ -167,7 +167,7 @@ class Facts:
         """For each word the most probable first pieces."""
         steps = [self.record["next"][group[0]] for group in self.writing]
         return [
-            [(LABELS.get(p, p).replace("▁", ""), share) for p, share in step]
+            [(LABELS.get(p, p).replace("▁", "") or p, share) for p, share in step]
             for step in steps
         ]
 

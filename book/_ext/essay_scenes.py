@@ -210,8 +210,8 @@ def scene_his(s: Stage):
                 1.6,
                 "plain",
             ),
-            text(f"g{n}", mid + s.fs * 4.6, at, his, big, "decoder strong", "end"),
-            text(f"h{n}", mid + s.fs * 4.9, at, thing, big, "decoder", "start"),
+            text(f"g{n}", mid + s.fs * 5.0, at, his, big, "decoder strong", "end"),
+            text(f"h{n}", mid + s.fs * 5.3, at, thing, big, "decoder", "start"),
         ]
         frames.append(s.sentence(asks) + rows)
     return [[first], frames]

@@ -330,7 +330,15 @@ def readable_default(app, what, name, obj, options, signature, returns):
     return None
 
 
-# --- tables ----------------------------------------------------------------
+# --- lines -----------------------------------------------------------------
+
+
+def keep_together(app, pagename, templatename, context, doctree):
+    """No line begins with the full stop or the comma after a formula."""
+    formula = r'(<span class="math[^>]*>[^<]*</span>[.,;:!?)]+)'
+    if "body" in context:
+        kept = r'<span class="unbroken">\1</span>'
+        context["body"] = re.sub(formula, kept, context["body"])
 
 
 def let_names_break(app, pagename, templatename, context, doctree):
@@ -390,6 +398,7 @@ def setup(app):
     app.connect("autodoc-process-docstring", mark_stable, priority=700)
     app.connect("autodoc-process-signature", readable_default)
     app.connect("env-purge-doc", forget)
+    app.connect("html-page-context", keep_together)
     app.connect("html-page-context", let_names_break)
     app.connect("html-page-context", drop_doubled_scripts, priority=900)
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

@@ -233,8 +233,11 @@
       if (index < 0 || index >= beats.length) return;
       show(index);
       spoken.textContent = beats[index].text.textContent;
-      const box = beats[index].text.getBoundingClientRect();
-      const top = layout === "wide" ? innerHeight * 0.4 : line() - (line() - stageBottom()) * 0.75;
+      const { text } = beats[index], box = text.getBoundingClientRect(), before = text.previousElementSibling;
+      // A heading just before it is seen, too.
+      const above = before?.matches("h2") ? box.top - before.getBoundingClientRect().top + 8 : 0;
+      const near = line() - (line() - stageBottom()) * 0.75;
+      const top = layout === "wide" ? innerHeight * 0.4 : Math.min(Math.max(near, stageBottom() + above), line() - 8);
       clearTimeout(heading);
       heading = setTimeout(() => (heading = null), STILL.matches ? 60 : 900);
       scrollBy({ top: box.top - top, behavior: STILL.matches ? "instant" : "smooth" });

@@ -200,13 +200,12 @@ def show_across(weights: Tensor):
         import matplotlib.pyplot as plt
 
         fig, ax = plt.subplots()
-        cells(ax, weights, most=1)
+        cells(ax, weights, most=1, strength=0.5)
         for i, row in enumerate(weights.tolist()):
             for j, weight in enumerate(row):
                 if weight >= 0.005:
-                    color = COLORS["ground" if weight > 0.75 else "text"]
                     said = f"{weight:.2f}".removeprefix("0")
-                    ax.text(j, i, said, ha="center", va="center", color=color)
+                    ax.text(j, i, said, ha="center", va="center")
         ax.set(xlim=(-0.5, len(reads) - 0.5), ylim=(len(writes) - 0.5, -0.5))
         ax.set_xticks(range(len(reads)), reads, rotation=45 if narrow else 0)
         ax.set_yticks(range(len(writes)), writes)
@@ -411,9 +410,9 @@ return {html, words: `Rows are queries, columns are keys: ${open} of ${total * t
     : "Each row of weights sums to 1. Touch a word on the left to read its row.")};
 """
 _MASKS_STYLE = """
-.interactive-figure fieldset { display: inline-flex; margin-right: .7rem; }
-.interactive-figure input { max-width: 7rem; }
-.interactive-figure fieldset legend { width: auto; }
+.interactive-figure:has(.grid) fieldset { display: inline-flex; margin-right: .7rem; }
+.interactive-figure:has(.grid) input { max-width: 7rem; }
+.interactive-figure:has(.grid) legend { width: auto; }
 .interactive-figure .yes { border: 1px solid var(--faint); }
 .interactive-figure .no { background: repeating-linear-gradient(135deg,
   transparent 0 4px, var(--faint) 4px 6px); }
@@ -584,7 +583,7 @@ def _token(piece: str) -> str:
     if piece in LABELS:
         return LABELS[piece]
     begins = piece.startswith("▁") or not piece[0].isalnum()
-    return piece.replace("▁", "") if begins else f"-{piece}"
+    return (piece.replace("▁", "") or piece) if begins else f"-{piece}"
 
 
 def writing_figure(record: dict | None = None) -> InteractiveFigure:

@@ -174,11 +174,12 @@ const {rows, columns, weights, notes} = data[state.of], n = columns.length;
 const heads = weights.length, name = data[state.of].name
   + (state.head < heads ? `, head ${state.head + 1}` : ", mean of the heads");
 const of = (h, i, j) => weights[h][n * i + j] / 1000;
+const short = w => (w + 1e-9).toFixed(2);  // 0.975 is 0.98, as in the text
 const weight = (i, j) => state.head < heads ? of(state.head, i, j)
   : weights.reduce((sum, _, h) => sum + of(h, i, j), 0) / heads;
 const most = rows.map((row, i) => {
   const all = columns.map((_, j) => weight(i, j)), top = Math.max(...all);
-  return [top, `“${row}” → “${columns[all.indexOf(top)]}” ${top.toFixed(2)}`];
+  return [top, `“${row}” → “${columns[all.indexOf(top)]}” ${short(top)}`];
 }).sort((a, b) => b[0] - a[0]).slice(0, 3).map(([_, said]) => said);
 return {
   html: tools.grid(rows, columns, (i, j) => {
@@ -186,7 +187,7 @@ return {
       + `“${columns[j]}” the weight ${w.toFixed(3)}.`;
     return `<span data-say="${tools.safe(say)}" style="background:color-mix(in srgb, `
       + `var(--weight) ${45 * w}%, transparent)">`
-      + `${w < 0.095 ? "" : w.toFixed(2).replace(/^0/, "")}</span>`;
+      + `${w < 0.095 ? "" : short(w).replace(/^0/, "")}</span>`;
   }).replace("1.9rem", "0"),
   words: `${name[0].toUpperCase()}${name.slice(1)}: ${most.join(", ")}. `
     + (notes[state.head] || ""),

@@ -172,7 +172,7 @@ def show_next(record: dict, width: int = 3) -> Drawn:
         cells(ax, shares, "decoder", 1.0, strength=0.45)
         for i, best in enumerate(steps):
             for j, (piece, p) in enumerate(best[:columns]):
-                name = "(end)" if piece == "</s>" else piece.replace("▁", "")
+                name = "(end)" if piece == "</s>" else piece.replace("▁", "") or "▁"
                 weight = "normal" if j else "bold"
                 ax.text(j - 0.42, i, name, va="center", weight=weight)
                 ax.text(j + 0.42, i, f"{p:.2f}", va="center", ha="right")
