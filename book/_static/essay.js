@@ -233,9 +233,9 @@
       if (index < 0 || index >= beats.length) return;
       show(index);
       spoken.textContent = beats[index].text.textContent;
-      const { text } = beats[index], box = text.getBoundingClientRect(), before = text.previousElementSibling;
-      // A heading just before it is seen, too.
-      const above = before?.matches("h2") ? box.top - before.getBoundingClientRect().top + 8 : 0;
+      const { text, n, title } = beats[index], box = text.getBoundingClientRect();
+      // The heading of a section's first paragraph is seen, too.
+      const above = n || !title ? 0 : box.top - title.getBoundingClientRect().top + 8;
       const near = line() - (line() - stageBottom()) * 0.75;
       const top = layout === "wide" ? innerHeight * 0.4 : Math.min(Math.max(near, stageBottom() + above), line() - 8);
       clearTimeout(heading);
