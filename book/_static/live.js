@@ -184,6 +184,7 @@
       this.build(`cell ${at + 1}`);
       const kept = recall(EDITS)[this.original];
       if (typeof kept === "string") this.edit(kept);
+      else this.makeRoom();
     }
 
     build(name) {
@@ -243,8 +244,15 @@
       this.changed();
     }
 
+    // The buttons lie beside the last lines, or below them if these are long (live.css).
+    makeRoom() {
+      const last = this.area.value.split("\n").slice(-2);
+      this.box.classList.toggle("live-long", last.some(line => line.length > 74));
+    }
+
     changed() {
       const text = this.area.value, same = text === this.original;
+      this.makeRoom();
       if (same) this.pre.replaceChildren(...this.originalNodes);
       else this.pre.replaceChildren(...colored(text), "\n");
       remember(EDITS, this.original, same ? undefined : text);

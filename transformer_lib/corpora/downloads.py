@@ -350,7 +350,6 @@ def download(
         CorpusUnavailable: If it does not come whole; what came is kept.
         NotWritten: If the folder cannot be written to.
     """
-    print(f"{source.filename}: {source.licence}")
     part = PartialFile.find(folder / f"{source.filename}.part", source.url)
     for _ in range(attempts):
         have, problem = part.length, None
@@ -358,6 +357,7 @@ def download(
             return part
         try:
             if _receive(part, source.url, timeout):
+                print(f"{source.filename}: {source.licence}")
                 return part
         except NotWritten:
             raise

@@ -48,7 +48,7 @@ def continuations(
 
 # %% ../../notebooks/14_decoding.ipynb #2be40e8a
 def length_penalty(length: int, alpha: float) -> float:
-    """The number that a log-probability is divided by: ((5 + length) / 6) ** alpha.
+    """Divisor of a log-probability: ((5 + length) / 6) ** alpha.
 
     Args:
         length: Tokens of the output, the end symbol counted.

@@ -93,7 +93,7 @@ def show_padding(pairs: TokenPairs, plans: dict) -> Drawn:
         fig, ax = plt.subplots()
         at = range(len(shares))
         bars = ax.barh(at, [100 * s for s in shares.values()], 0.5)
-        ax.bar_label(bars, [f" {s:.1%}" for s in shares.values()])
+        ax.bar_label(bars, [f"{s:.1%}" for s in shares.values()], padding=4)
         for i, name in enumerate(shares):
             ax.text(0, i - 0.33, name, va="bottom")
         ax.invert_yaxis()

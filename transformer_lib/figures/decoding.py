@@ -325,7 +325,9 @@ def plot_table(table: dict[tuple, dict[str, float]]) -> Callable:
         def join(x, y, to_y, text, p, on):
             color = COLORS["decoder" if on else "muted"]
             ax.plot([x + 0.3, x + 0.72], [y, to_y], color=color, lw=2 + on)
-            ax.text(x + 0.5, (y + to_y) / 2 + 0.14, f"{p:.1f}", ha="center")
+            middle, above = (y + to_y) / 2, 0.14 if to_y >= y else -0.14
+            side = "bottom" if to_y >= y else "top"
+            ax.text(x + 0.48, middle + above, f"{p:.1f}", ha="center", va=side)
             ax.text(x + 0.76, to_y, text, va="center", color=color if on else "black")
 
         ax.text(0.26, -1.5, "start", ha="right", va="center")

@@ -11,6 +11,7 @@ __all__ = ['without_causal_mask', 'without_padding_mask', 'plain_softmax', 'unsh
 import copy
 import itertools
 import math
+import string
 import textwrap
 from collections.abc import Sequence
 
@@ -265,7 +266,7 @@ def plot_findings(found: dict, narrow: bool = False) -> plt.Figure:
 
     Args:
         found: Name of a run -> its findings.
-        narrow: Whether the columns have numbers, which are explained below.
+        narrow: Whether the columns have letters, which are explained below.
     """
     tests = list(dict.fromkeys(f.test for each in found.values() for f in each))
     figure, ax = plt.subplots()
@@ -278,9 +279,9 @@ def plot_findings(found: dict, narrow: bool = False) -> plt.Figure:
     ax.set(xlim=(-0.6, len(tests) - 0.4), ylim=(len(found) - 0.5, -0.5))
     ax.set_xticks(range(len(tests)), tests, rotation=35, ha="left")
     if narrow:
-        numbers = [str(i) for i in range(1, len(tests) + 1)]
-        ax.set_xticks(range(len(tests)), numbers, rotation=0, ha="center")
-        lines = [f"{i}  {test}" for i, test in enumerate(tests, 1)]
+        letters = string.ascii_uppercase[: len(tests)]
+        ax.set_xticks(range(len(tests)), letters, rotation=0, ha="center")
+        lines = [f"{x}  {test}" for x, test in zip(letters, tests, strict=True)]
         figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=10)
     ax.set_yticks(range(len(found)), found)
     ax.xaxis.tick_top()

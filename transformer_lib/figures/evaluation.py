@@ -318,7 +318,7 @@ def plot_draws(compared, first: Sequence[float], second: Sequence[float]) -> Cal
         for name, scores in (("greedy", first), ("beam 4", second)):
             axes[0].hist(scores, bins=30, alpha=0.6, label=name)
         axes[0].set(xlabel="BLEU of a draw", ylabel="draws")
-        axes[0].legend()
+        axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
         axes[1].hist(compared.differences, bins=30, color="C2")
         axes[1].axvline(0, color="black", linestyle="--")
         axes[1].set(xlabel="beam 4 minus greedy, same draw", ylabel="draws")

@@ -271,7 +271,7 @@ def show_small_texts():
             ax.axvline(scores[0], color=COLORS[color], lw=1, linestyle=":")
         ax.set(yticks=rows, yticklabels=SETTINGS.values(), xlabel="BLEU, test set")
         ax.set(ylim=(len(SETTINGS) - 0.5, -0.6), xlim=(0, 17))
-        ax.legend(loc="lower left")
+        ax.legend(loc="lower right", bbox_to_anchor=(1.02, 1), ncols=2)
         return fig
 
     few, many = (

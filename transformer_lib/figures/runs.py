@@ -54,7 +54,7 @@ def show_interrupted(steps: int, every: int, cut: int):
             saved = [n for n in range(every, steps + 1, every) if start < n <= end]
             ax.plot(saved, [row] * len(saved), "o", color=color, ms=8)
         ax.plot(cut, 1, "x", color=COLORS["positive"], ms=10, mew=3)
-        ax.text(cut + 0.4, 1, "power cut", color=COLORS["positive"], va="center")
+        ax.text(cut + 0.6, 1, "power cut", color=COLORS["positive"], va="center")
         ax.plot([back, back], [1, 2], color=COLORS["muted"], linestyle=":", lw=1.5)
         ax.set(
             xlim=(-3.4 if narrow else -1.8, steps + 0.5), ylim=(2.5, -0.5), yticks=[]

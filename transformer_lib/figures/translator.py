@@ -152,7 +152,7 @@ def show_pronouns(translator: Translator, whole: Translator) -> Drawn:
         genders = ("masculine: er, ihn", "neuter: es", "feminine: sie")
         ax.set_yticks([i + 0.18 for i in range(3)], genders)
         ax.set(xlim=(0, most + 4), ylim=(2.6, -0.3), xlabel=f"right, of {most} lines")
-        ax.legend(loc="upper right")
+        ax.legend(loc="lower right", bbox_to_anchor=(1, 1) if narrow else (1, 0.72))
         return fig
 
     said = [", ".join(f"{g} {n}" for g, n in found.items()) for found in counts]
