@@ -167,11 +167,7 @@ class Facts:
         """For each word the most probable first pieces."""
         steps = [self.record["next"][group[0]] for group in self.writing]
         return [
-<<<<<<< Updated upstream
             [(LABELS.get(p, p).replace("▁", "") or p, share) for p, share in step]
-=======
-            [(LABELS.get(p, p).replace("▁", "") or "▁", share) for p, share in step]
->>>>>>> Stashed changes
             for step in steps
         ]
 
