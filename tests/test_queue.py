@@ -19,6 +19,7 @@ import torch
 from small_runs import without_times
 
 from transformer_lib.ablations import ROWS
+from transformer_lib.batches import prepared
 from transformer_lib.command_line import main
 from transformer_lib.corpora import load_corpus
 from transformer_lib.runs import Recipe, train, trainer
@@ -64,6 +65,17 @@ def place(tmp_path):
     (tmp_path / "tiny.toml").write_text(RECIPE)
     (tmp_path / "queue.toml").write_text(TABLE % (tmp_path / "tiny.toml"))
     return tmp_path
+
+
+@pytest.fixture
+def few_to_validate_on(monkeypatch):
+    """What is prepared here has 100 pairs to validate on, not 500."""
+
+    def corpus(name, split="train"):
+        found = load_corpus(name, split)
+        return replace(found, pairs=found.pairs[:100]) if split == "valid" else found
+
+    monkeypatch.setattr(prepared, "load_corpus", corpus)
 
 
 def surroundings(place, runs):
@@ -236,6 +248,7 @@ def test_pretraining_gone_on_with_gives_the_same(tmp_path, monkeypatch, member):
     assert guesses["model"]["tokens"] == guesses["single tokens"]["tokens"] > 50
 
 
+@pytest.mark.usefixtures("few_to_validate_on")
 def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     """Marian's run whole, and one stopped at its second validation; then its score."""
     import anchor
@@ -246,7 +259,7 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     changes = {"max_steps": 9, "validate_every": 3, "joined": 0.5, "dropout_after": 4}
     recipe = Recipe.load(tmp_path / "tiny.toml", **changes)
     test = load_corpus("grammar-en-de", "test")
-    few = replace(test, pairs=test.pairs[:10])
+    few = replace(test, pairs=test.pairs[:4])
     monkeypatch.setattr(anchor, "load_corpus", lambda *asked: few)
     summed, seen = anchor.summed_loss, []
 
@@ -422,6 +435,7 @@ def test_two_languages_gone_on_with_give_the_same(tmp_path, monkeypatch):
     assert len(held) > 20 and not held & bare
 
 
+@pytest.mark.usefixtures("few_to_validate_on")
 def test_the_translator_pilot_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     """One run whole, one stopped after a checkpoint; and what the record says."""
     import translator_pilot
