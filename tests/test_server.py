@@ -763,3 +763,12 @@ def test_the_benchmark_gives_each_translation_to_its_text(served):
     assert all(0 < wait <= found["seconds"] for wait in found["waits"])
     with pytest.raises(RuntimeError, match="'fail' is answered by .*no memory"):
         serving.load(port, ["fail"], clients=1)
+
+
+def test_answers_leave_at_once():
+    """Each connection has TCP_NODELAY: none waits for the client's acknowledgment."""
+    with server_module.listen_at("127.0.0.1", 0) as listener:
+        with socket.create_connection(listener.getsockname()):
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

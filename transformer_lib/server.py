@@ -232,12 +232,15 @@ def listen_at(host: str, port: int) -> socket.socket:
         OSError: As translation_server does.
     """
     try:
-        return socket.create_server((host, port), backlog=1024)
+        listener = socket.create_server((host, port), backlog=1024)
     except (OSError, OverflowError) as error:
         raise OSError(
             f"{host}:{port} cannot be listened at ({error}): give another "
             "--port or --host."
         ) from error
+    # No answer waits, up to 40 ms, until the client has acknowledged its header.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 class TranslationServer:
