@@ -25,7 +25,7 @@ from libretranslatepy import LibreTranslateAPI
 from served_text import MANY, ODD, exact_engine, int8_engine, sentences
 
 from transformer_lib import server as server_module
-from transformer_lib.translator import Translator
+from transformer_lib.translator import Note, Translator
 
 
 @pytest.fixture(scope="module")
@@ -625,7 +625,7 @@ def test_each_gets_its_own_whoever_asks_beside_it():
             first.set()
             assert go.wait(600)
         if "odd" in lines:
-            tell(f"line {lines.index('odd') + 1} is odd")
+            tell(Note("is odd", [lines.index("odd") + 1]))
         if "fail" in lines:
             raise RuntimeError("no memory")
         return [line[::-1] for line in lines]
@@ -648,13 +648,13 @@ def test_each_gets_its_own_whoever_asks_beside_it():
 
 
 def test_requests_that_come_together_run_together():
-    """One has a note, one fails: then each is asked by itself. And a batch ends."""
+    """A note goes to its own; if one fails, each runs by itself; a batch ends."""
     calls = []
 
     def translate(lines, tell):
         calls.append(len(lines))
         if "odd" in lines:
-            tell(f"line {lines.index('odd') + 1}")
+            tell(Note("is odd", [i for i, s in enumerate(lines, 1) if s == "odd"]))
         if "fail" in lines:
             raise RuntimeError("no memory")
         return [line[::-1] for line in lines]
@@ -676,8 +676,13 @@ def test_requests_that_come_together_run_together():
     ]
     assert calls == [3]
     calls.clear()
+    found = ask([["odd"], ["cd", "odd", "odd"], ["ab"]])
+    odd = ["line 1 is odd"], ["line 2 is odd (and 3)"]
+    assert found == [(["ddo"], odd[0]), (["dc", "ddo", "ddo"], odd[1]), (["ba"], [])]
+    assert calls == [5]
+    calls.clear()
     found = ask([["ab"], ["cd", "odd"], ["fail"]])
-    assert found[:2] == [(["ba"], []), (["dc", "ddo"], ["line 2"])]
+    assert found[:2] == [(["ba"], []), (["dc", "ddo"], ["line 2 is odd"])]
     assert isinstance(found[2], RuntimeError) and calls == [4, 1, 2, 1]
     calls.clear()
     ask([["ab"] * 100] * 5)
