@@ -6,19 +6,21 @@
 
 The model that ships, on sentences of Tatoeba's test set, one by one and by 32,
 with one thread and two, in float32 and in 8 bits, beam 4. "Alone" is what one writes
-who has the export and no library: SentencePiece, `translate_batch`, SentencePiece. The
-Translator also folds, splits and checks lines, asks for the whole beam and ranks it
-by the paper's length penalty; in float32 it searches on until the texts are torch's.
+who has the export and no library: SentencePiece, `translate_batch`, SentencePiece,
+each thread with its part of the batch. The Translator also folds, splits and checks
+lines, asks for the whole beam and ranks it by the paper's length penalty; in float32 it
+searches on until the texts are torch's.
 
 Each round runs every line once, the order turning. A ratio is of two lines in the same
 round; over the rounds it has a mean (of its logarithm) and a 95 % interval. Then the
 whole test set is scored with each engine: BLEU, and how many texts differ from torch's.
 The record goes to --out.
 
-Record: none
+Record: benchmarks/engines.json
 """
 
 import argparse
+import math
 import statistics
 import time
 
@@ -49,6 +51,7 @@ def alone(translator: Translator):
             beam_size=BEAM,
             length_penalty=ALPHA,
             max_decoding_length=longest + EXTRA,
+            max_batch_size=math.ceil(len(lines) / exported.threads),
         )
         return processor.decode([one.hypotheses[0] for one in found])
 

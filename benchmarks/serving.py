@@ -23,7 +23,7 @@ same round; over the rounds it has a mean (of its logarithm) and a 95 % interval
 the model is the same is seen from the translations: of greedy search, where no length
 penalty counts, and of those timed.
 
-Record: none
+Record: benchmarks/serving.json
 """
 
 import argparse

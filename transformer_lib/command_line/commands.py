@@ -489,7 +489,7 @@ def _serve(
         cors: Sites whose pages may ask, such as https://example.org (none).
         source: Code of the language it translates from.
         target: Code of the language it translates into.
-        threads: Threads of one translation.
+        threads: Threads that translate.
     """
     export.need_packages(["serving"])
     from transformer_lib.server import listen_at, translation_server

@@ -9,6 +9,7 @@ __all__ = ['PATIENCE', 'ctranslate2_spec', 'export_ctranslate2', 'CTranslate2Mod
 
 # %% ../../notebooks/under_the_hood/22_export.ipynb #96be6cd5
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -190,7 +191,8 @@ class CTranslate2Model:
 
     Args:
         folder: What export_ctranslate2 wrote.
-        threads: Threads of one translation, at most 256.
+        threads: How many batches are decoded at once, on a thread each, at most 256.
+            (Several threads for one batch are slower with a model this small.)
         compute_type: How it computes; as the weights are stored, if "default".
         device: "cpu" or "cuda". Not CUDA by default where there is one: CTranslate2
             looks for libraries of CUDA that torch need not bring (cuBLAS 12 for its
@@ -222,13 +224,14 @@ class CTranslate2Model:
         self.names = piece_names(self.tokenizer)
         self.numbers = {name: i for i, name in enumerate(self.names)}
         self.max_length = trained_length(_read_config(folder))
+        self.threads = threads if device == "cpu" else 1
         try:
             self.engine = ctranslate2.Translator(
                 str(folder),
                 device=device,
                 compute_type=compute_type,
-                intra_threads=threads,
-                inter_threads=1,
+                intra_threads=1,
+                inter_threads=self.threads,
             )
         except RuntimeError as error:
             raise ValueError(f"{folder} cannot be used ({error}).") from error
@@ -274,6 +277,7 @@ class CTranslate2Model:
                 patience=patience,
                 return_scores=True,
                 max_decoding_length=min(longest - 1 + max_extra, 1000),
+                max_batch_size=math.ceil(len(chosen) / self.threads),
                 suppress_sequences=[[self.names[i]] for i in NEVER_GENERATED],
             )
             for row, one in zip(chosen, found, strict=True):
