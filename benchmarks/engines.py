@@ -16,7 +16,7 @@ round; over the rounds it has a mean (of its logarithm) and a 95 % interval. The
 whole test set is scored with each engine: BLEU, and how many texts differ from torch's.
 The record goes to --out.
 
-Record: benchmarks/engines.json
+Record: none
 """
 
 import argparse

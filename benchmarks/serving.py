@@ -1,7 +1,7 @@
 """`transformer-lib serve` beside LibreTranslate and a plain server, with one model.
 
     python -m venv LT && LT/bin/pip install libretranslate spacy
-    python benchmarks/serving.py --libretranslate LT    # 8 minutes on a quiet machine
+    python benchmarks/serving.py --libretranslate LT    # 15 minutes on a quiet machine
     python benchmarks/serving.py --quick                # tiny, shows that it runs
 
 The model that ships, over HTTP on this machine: 1, 8 and 64 clients that each send a
@@ -13,8 +13,9 @@ engine and with two, beam 4. The servers:
   Translate, with its own settings (its search has another length penalty);
 - plain: benchmarks/plain_server.py, CTranslate2 and nothing else.
 
-Where the peers have two threads, one client has both for its translation, and for
-several clients two translations run at once: each time the faster for them.
+Where the peers have two threads, one client has both for its translation (on two cores
+slower than one; the page shows one thread), and for several clients two translations
+run at once.
 LibreTranslate wants a model that finds the ends of sentences. The one that it downloads
 by default is not asked for; its package brings spaCy's rules, which are faster.
 
