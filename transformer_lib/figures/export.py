@@ -226,24 +226,25 @@ def plot_loads(loads: Sequence[dict]) -> Callable:
     import matplotlib.pyplot as plt
 
     lines = {
-        "ours int8": ("serve", "encoder"),
-        "plain int8": ("CTranslate2 alone", "text"),
-        "LibreTranslate int8": ("LibreTranslate", "across"),
-        "ours torch": ("serve, PyTorch", "decoder"),
+        "ours int8": ("serve", "encoder", "center"),
+        "plain int8": ("CTranslate2 alone", "text", "bottom"),
+        "LibreTranslate int8": ("LibreTranslate", "across", "top"),
+        "ours torch": ("serve, PyTorch", "decoder", "center"),
     }
 
     def draw(narrow: bool):
         fig, ax = plt.subplots()
         at = range(len(loads))
-        for name, (said, color) in lines.items():
+        for k, (name, (said, color, va)) in enumerate(lines.items()):
             rows = [load["servers"][name] for load in loads]
             paces = [row["requests_per_second"] for row in rows]
-            for x, row in zip(at, rows, strict=True):
+            places = [x + 0.04 * k for x in at]  # side by side, to be told apart
+            for x, row in zip(places, rows, strict=True):
                 ax.vlines(x, row["slowest_round"], row["fastest_round"], COLORS[color])
-            ax.plot(at, paces, color=COLORS[color], marker="o")
-            ax.text(at[-1] + 0.1, paces[-1], said, color=COLORS[color], va="center")
+            ax.plot(places, paces, color=COLORS[color], marker="o")
+            ax.text(at[-1] + 0.2, paces[-1], said, color=COLORS[color], va=va)
         ax.set(xlabel="clients at once", ylabel="requests a second")
-        ax.set(xlim=(-0.2, at[-1] + (1.5 if narrow else 0.8)), ylim=(0, None))
+        ax.set(xlim=(-0.2, at[-1] + (2.4 if narrow else 0.9)), ylim=(0, None))
         ax.set_xticks(at, labels=[load["clients"] for load in loads])
         return fig
 
