@@ -332,7 +332,7 @@ def _is_rest(headers, have: int, size: int) -> bool:
 def download(
     source: Source, folder: Path, timeout: float = 10.0, attempts: int = 99
 ) -> PartialFile:
-    """Fetch a file from its public address, with progress and its licence shown.
+    """Fetch a file from its public address, with a progress bar.
 
     A broken download is resumed: at once as long as bytes come, else with the next
     call.
@@ -357,7 +357,6 @@ def download(
             return part
         try:
             if _receive(part, source.url, timeout):
-                print(f"{source.filename}: {source.licence}")
                 return part
         except NotWritten:
             raise
@@ -417,6 +416,7 @@ def _fetch_checked(
     """Download a file and check it; if parts of two calls do not fit, do it again."""
     while True:
         part = download(source, path.parent, timeout)
+        print(f"{source.filename}: {source.licence}")
         try:
             found = check(part.path)
         except CorpusUnavailable:
