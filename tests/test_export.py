@@ -979,7 +979,7 @@ def test_int8_translates_the_same_alone_and_in_company(exported):
         for x, y in zip(found, wanted, strict=True)
         for a, b in zip(x, y, strict=True)
     ]
-    assert 0 < np.mean(gaps) < 0.01 * np.mean(np.abs(np.concatenate(wanted)))
+    assert 0 < np.mean(gaps) < 0.0065 * np.mean(np.abs(np.concatenate(wanted)))
     assert Translator(fast, tokenizer)(texts) == Translator(model, tokenizer)(texts)
 
 
