@@ -394,7 +394,7 @@ def test_chapter_17_at_full_streams_the_whole_text(full, shipped, capsys):
     run_cells(hood, names, "translator.stream(lines, max_lines")
     said = capsys.readouterr().out
     assert re.findall(r"([\d,]+) lines together", said) == ["16", "128", "1,024"]
-    assert "0 of 5 lines depend on their company" in said
+    assert "0 of 5 lines depend on the size of the batch" in said
 
 
 def test_chapter_18_at_full_types_the_commands_and_goes_on(
