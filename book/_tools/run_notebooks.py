@@ -34,6 +34,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from functools import cache
 from pathlib import Path
 
 # Before any import of a kernel or of torch: one thread a chapter, so that two chapters
@@ -92,16 +93,26 @@ def code_cells(notebook) -> str:
     return "\n\n".join(re.sub(r"(?m)^(\s*)[%!](?!=).*$", r"\1pass", c) for c in cells)
 
 
+@cache
+def imports(source: str, package: str) -> set[str]:
+    """The modules of the library that a source imports; nothing where it is no Python."""
+    try:
+        return {module for module, _ in taken(source, package)}
+    except SyntaxError:  # the run will say so, with its place
+        return set()
+
+
+@cache
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def library_closure(source: str) -> dict[Path, str]:
     """The modules that a source imports, and those that they import: file to text."""
     found: dict[Path, str] = {}
     todo = [(source, "transformer_lib")]
     while todo:
-        try:
-            modules = {module for module, _ in taken(*todo.pop())}
-        except SyntaxError:  # the run will say so, with its place
-            continue
-        for module in modules:
+        for module in imports(*todo.pop()):
             path = LIBRARY / f"{module.replace('.', '/')}.py"
             if path not in found and path.exists():
                 found[path] = path.read_text("utf-8")
@@ -159,16 +170,10 @@ def key_of(name: str, notebook, keys: dict[str, str]) -> str:
     said = [code, scale(), sys.version.split()[0]]
     # nbdev writes cell ids into comments: they change nothing.
     said += [re.sub(r"(?m)^# %% .*$", "", modules[path]) for path in sorted(modules)]
-    said += [
-        hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in named_files("\n".join([code, *modules.values()]))
-    ]
+    said += map(digest, named_files("\n".join([code, *modules.values()])))
     if re.search(r'pretrained\("', code):  # a shipped model is loaded by its name
-        said += [
-            hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted((LIBRARY / "pretrained").rglob("*"))
-            if path.is_file()
-        ]
+        files = sorted((LIBRARY / "pretrained").rglob("*"))
+        said += [digest(path) for path in files if path.is_file()]
     lock = ROOT / "requirements.lock"
     said.append(lock.read_text("utf-8") if lock.exists() else "")
     said += [keys.get(other, "") for other in needs_of(name)]
