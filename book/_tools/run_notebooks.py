@@ -95,7 +95,7 @@ def code_cells(notebook) -> str:
 
 @cache
 def imports(source: str, package: str) -> set[str]:
-    """The modules of the library that a source imports; nothing where it is no Python."""
+    """The library's modules that a source imports; none where it is no Python."""
     try:
         return {module for module, _ in taken(source, package)}
     except SyntaxError:  # the run will say so, with its place
