@@ -94,6 +94,7 @@ class Finding:
 # --- what a page says ---------------------------------------------------------------
 
 
+@functools.cache
 def parts_of(source: str) -> tuple[list[list[str]], list[str], str]:
     """A page's paragraphs, in sentences, its quotations, and what bears them out."""
     soup = bs4.BeautifulSoup(source, "html.parser")
