@@ -35,7 +35,7 @@ LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.pyi' -o -name
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: book check test serve pdf slides export edit evidence lint dist colab lock clean distclean help \
-        env library notebooks check-sync style types FORCE
+        env library notebooks check-sync FORCE
 
 # $(call step,name,command): one line with the time it took; its words where it fails.
 define step
@@ -55,8 +55,7 @@ check: env check-sync lint  ## style, types, the library, and all tests that are
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
 	  -m "not slow and not pages" $(TESTS)
 
-test: env check-sync style $(STAMPS)/web  ## set up, and check everything that must hold
-	@$(MAKE) --no-print-directory -j2 types notebooks  # the first takes one core for a minute
+test: env check-sync lint notebooks $(STAMPS)/web  ## set up, and check everything that must hold
 	@$(BIN)/python book/_tools/browser.py || true  # what it lacks is said again at the end
 # The pages take one core, before all others. Beside them the tests begin; those that read
 # the pages wait for the file $$told. Two workers more than cores: while a browser starts,
@@ -94,12 +93,8 @@ else
 	@$(BIN)/python experiments/evidence.py "$(RECIPE)"
 endif
 
-lint: style types  ## check the style and the types of all code
-
-style: env
+lint: env  ## check the style and the types of all code
 	$(call step,style,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
-
-types: env
 	$(call step,types,$(BIN)/mypy)
 
 dist: env  ## TAG=v0.1.0: the wheel and the source of that version, in _build/dist

@@ -32,7 +32,7 @@ from transformer_lib.corpora import load_corpus
 from transformer_lib.evaluation import sacre_bleu
 from transformer_lib.machine import environment_record
 from transformer_lib.runs import load_pretrained
-from transformer_lib.translator import Translator
+from transformer_lib.translator import Translator, trained_length
 
 BEAM, ALPHA, EXTRA = 4, 0.6, 50
 TYPES = ("float32", "int8")
@@ -144,8 +144,8 @@ def main(arguments: list[str] | None = None) -> None:
     corpus = "grammar-en-de" if given.quick else "tatoeba-en-de"
     pairs = load_corpus(corpus, "test").pairs
     count = 8 if given.quick else given.sentences
-    model, tokenizer, about = load_pretrained("tatoeba-en-de", "cpu")
-    longest = Translator(model, tokenizer, about).max_length
+    _, tokenizer, about = load_pretrained("tatoeba-en-de", "cpu")
+    longest = trained_length(about)
     texts = [en for en, _ in pairs if len(tokenizer.encode(en)) < longest]  # uncut
     texts = texts[:: len(texts) // count][:count]
     seconds = 0.0 if given.quick else given.minutes * 60 / 4
