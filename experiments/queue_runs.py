@@ -77,7 +77,7 @@ class Job:
     def waits(self) -> bool:
         """Whether the run that it goes on from is not done."""
         first = self.kept.with_name(f"{self.after}.json")
-        return bool(self.after) and not first.exists()
+        return self.after not in ("", self.name) and not first.exists()
 
 
 def read_jobs(queue: Path, runs: Path, device: str, only: list[str]) -> list[Job]:

@@ -197,6 +197,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.set_defaults(data=None)
     asked = parser.parse_args(given)
+    if asked.kind == KINDS[0]:
+        asked.against = None
     if not asked.pilot:
         if asked.kind not in CHOSEN:
             parser.error(f"no pilot has chosen a rate for {asked.kind} so far.")

@@ -127,7 +127,7 @@ def gehring(p, source, target, layers=2, k=3):
 
     def embedded(words, side):
         places = p[f"{side}_positions.table"]
-        return [table[w] * math.sqrt(d) + places[i] for i, w in enumerate(words)]
+        return [table[w] + places[i] for i, w in enumerate(words)]
 
     e = embedded(source, "src")
     z, zero = e, np.zeros(d)
@@ -158,6 +158,15 @@ def test_each_model_is_its_papers_formula(model):
             numbers(model), SOURCE[row, :s].tolist(), TARGET[row, :t].tolist()
         )
         np.testing.assert_allclose(ours[row, :t], by_hand, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", table2.KINDS)
+def test_each_kind_begins_near_an_even_guess(kind):
+    recipe = table2.recipe_for("table3-replica", None, [])
+    model = table2.made(kind, recipe, 2000).eval()
+    texts = [torch.arange(4 + i, 20 + i).tolist() for i in range(0, 1900, 100)]
+    loss = validation_loss(model, list(zip(texts, texts, strict=True)), 2000)
+    assert loss < math.log(2000) + 0.7
 
 
 def test_what_comes_later_changes_nothing_before(model):

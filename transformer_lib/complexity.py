@@ -312,6 +312,12 @@ class Convolutional(Embeddings):
             nn.init.normal_(linear.weight, std=d**-0.5)
             nn.init.zeros_(linear.bias)
         _share_tables(self, 0.1)
+        for places in (self.src_positions, self.tgt_positions):
+            nn.init.normal_(places.table, std=0.1)
+
+    def embed(self, ids, table, positions, position_ids=0):
+        """Word and place, each of them as it stands: (B, T) -> (B, T, D)."""
+        return self.dropout(table(ids) + positions(ids.shape[1], position_ids))
 
     def encode(self, src_ids: Tensor) -> Tensor:
         """What attention compares, then what it reads: (B, S) -> (B, S, 2 D)."""
