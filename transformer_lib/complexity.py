@@ -312,8 +312,9 @@ class Convolutional(Embeddings):
             nn.init.normal_(linear.weight, std=d**-0.5)
             nn.init.zeros_(linear.bias)
         _share_tables(self, 0.1)
-        for places in (self.src_positions, self.tgt_positions):
-            nn.init.normal_(places.table, std=0.1)
+        for name, table in self.named_parameters():
+            if name.endswith("positions.table"):
+                nn.init.normal_(table, std=0.1)
 
     def embed(self, ids, table, positions, position_ids=0):
         """Word and place, each of them as it stands: (B, T) -> (B, T, D)."""
