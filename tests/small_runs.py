@@ -16,7 +16,7 @@ from transformer_lib.transformer import Transformer, TransformerConfig
 
 VOCABULARY = 340
 RUN_FILES = ["recipe.json", "tokenizer.model", "about.json"]  # of a manifest
-FEW = {"train": grammar_split("valid")[:400], "valid": grammar_split("test")[:40]}
+FEW = {"train": grammar_split("valid", 400), "valid": grammar_split("test", 40)}
 SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.1}
 
 

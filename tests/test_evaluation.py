@@ -50,7 +50,7 @@ from transformer_lib.runs import read_evidence, recorded_outputs
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 
-TEXT = grammar_split("test")[:60]
+TEXT = grammar_split("test", 60)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from transformer_lib.training import BatchLoss, update
 from transformer_lib.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-PAIRS = grammar_split("train")[:300]
+PAIRS = grammar_split("train", 300)
 TEXT = [side for pair in PAIRS for side in pair]
 SIZES = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
 

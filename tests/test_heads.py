@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looked_inside import FEW, PAIRS
-from scipy.stats import spearmanr
 
 from transformer_lib.corpora import Corpus
 from transformer_lib.corpora.grammar import ADJECTIVES, NOUNS, PRONOUNS, VERBS
@@ -421,7 +420,9 @@ def test_weights_are_set_beside_the_choice_of_the_same_token(row):
     assert rho.shape == first.shape == (T - 1,) and first.all()
     other = {"writes": "reads", "reads": "writes"}[row]
     assert agreement_of_words(pair, moved, 0, 0, other)[1].sum() <= 1
-    # The same weights by a formula that is not ours.
+    # The same weights by a formula that is not ours; its import takes two seconds.
+    from scipy.stats import spearmanr
+
     rows = weights[1:, :-1] if row == "reads" else weights[:-1, :-1]
     wanted = [spearmanr(a, b).statistic for a, b in zip(rows, moved, strict=False)]
     assert rho.tolist() == pytest.approx(wanted)

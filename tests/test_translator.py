@@ -661,7 +661,7 @@ def test_stream_passes_errors_on_and_stops_reading():
 # --- translate and evaluate ----------------------------------------------------------
 
 
-TEXT = grammar_split("test")[:60]
+TEXT = grammar_split("test", 60)
 
 
 @pytest.fixture(scope="module")
