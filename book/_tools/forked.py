@@ -58,7 +58,7 @@ def kernels(python: Path, variables: dict[str, str]) -> Iterator[list[str]]:
 
 def serve(address: str) -> list[str]:
     """Fork a kernel for each that asks; returns, in a kernel alone, its arguments."""
-    # Called last of all. To take torch's modules apart, object by object, in memory that
+    # Called last. To take torch's modules apart, object by object, in memory that
     # is shared until it is written to, took seconds.
     atexit.register(os._exit, 0)
     import ipykernel.kernelapp  # noqa: F401
