@@ -316,9 +316,11 @@ class Convolutional(Embeddings):
             if name.endswith("positions.table"):
                 nn.init.normal_(table, std=0.1)
 
-    def embed(self, ids, table, positions, position_ids=0):
-        """Word and place, each of them as it stands: (B, T) -> (B, T, D)."""
-        return self.dropout(table(ids) + positions(ids.shape[1], position_ids))
+    def embed(
+        self, ids: Tensor, table: nn.Module, positions: nn.Module, start=0
+    ) -> Tensor:
+        """Token plus position, not scaled by sqrt(d_model): (B, T) -> (B, T, D)."""
+        return self.dropout(table(ids) + positions(ids.shape[1], start))
 
     def encode(self, src_ids: Tensor) -> Tensor:
         """What attention compares, then what it reads: (B, S) -> (B, S, 2 D)."""
