@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ from transformer_lib.ablations import (
 )
 from transformer_lib.batches import Prepared, prepare
 from transformer_lib.command_line import main
-from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora import grammar_split, load_corpus
 from transformer_lib.exercises.ablations import (
     check_clear,
     check_proportion,
@@ -97,9 +98,10 @@ def tiny(**changes) -> Recipe:
         "warmup": 10,
         "validate_every": 10,
         "max_pairs": 600,
+        "corpus": "grammar-en-de",
         "model": TINY,
     }
-    return Recipe("tiny", "grammar-en-de", **(settings | changes))
+    return Recipe("tiny", **(settings | changes))
 
 
 # --- the rows are the paper's ---------------------------------------------------------
@@ -203,15 +205,36 @@ def test_scaled_is_the_same_proportion_or_refused(name, value, base_value):
 # --- running them ---------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As the processes below have: sums depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Two rows, not interrupted; on one thread, as the command below."""
-    out, threads = tmp_path_factory.mktemp("whole"), torch.get_num_threads()
-    torch.set_num_threads(1)  # another number adds up in another order
-    found = ablate(
-        tiny(), out, ["base", "C-N2"], device="cpu", sentences=10, show=False
-    )
-    torch.set_num_threads(threads)
+def corpus(tmp_path_factory):
+    """Few pairs of the embedded grammar, as files of a user's."""
+    folder, files = tmp_path_factory.mktemp("text"), {}
+    for split, count in ("train", 600), ("valid", 40), ("test", 40):
+        files[split] = str(folder / f"{split}.tsv")
+        lines = [f"{a}\t{b}\n" for a, b in grammar_split(split, count)]
+        Path(files[split]).write_text("".join(lines), encoding="utf-8")
+    return files
+
+
+@pytest.fixture(scope="module")
+def base(corpus):
+    return tiny(corpus=corpus, max_steps=12, validate_every=4)
+
+
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    """Two rows, not interrupted."""
+    out = tmp_path_factory.mktemp("whole")
+    found = ablate(base, out, ["base", "C-N2"], device="cpu", sentences=4, show=False)
     return out, found
 
 
@@ -222,9 +245,9 @@ def test_results_say_everything(whole):
         model = Recipe.of(result["recipe"]).model
         built = Transformer(TransformerConfig(350, **model))
         assert result["parameters"] == sum(p.numel() for p in built.parameters())
-        assert result["updates"] == 30 and result["sentences"] == 10
+        assert result["updates"] == 12 and result["sentences"] == 4
         losses = [at["valid_loss"] for at in result["history"]]
-        assert result["history"][-1]["step"] == 30
+        assert result["history"][-1]["step"] == 12
         assert losses[-1] == pytest.approx(math.log(result["perplexity"]))
         assert result["perplexity"] > 1 and 0 <= result["bleu"] <= 100
         assert "nrefs:1" in result["signature"]
@@ -232,22 +255,22 @@ def test_results_say_everything(whole):
         assert len(result["data"]["sha256"]) == 64
 
 
-def test_the_loss_is_of_the_split_that_is_scored(whole, tmp_path):
+def test_the_loss_is_of_the_split_that_is_scored(whole, base, tmp_path):
     """Against torch's own cross-entropy, on the test pairs and on training pairs."""
     out, results = whole
     (result,) = ablate(
-        tiny(),
+        base,
         tmp_path,
         ["base"],
         device="cpu",
-        sentences=10,
+        sentences=4,
         show=False,
         split="test",
         data_dir=out / "data",
     )
     run = Run.load(tmp_path / "base-0", "cpu", weights="last")
-    pairs = load_corpus("grammar-en-de", "test").pairs
-    pairs = pairs[:: math.ceil(len(pairs) / 10)]
+    pairs = load_corpus(base.corpus, "test").pairs
+    pairs = pairs[:: math.ceil(len(pairs) / 4)]
     total = count = 0
     for source, target in pairs:
         ids = torch.tensor([run.tokenizer.encode(source) + [EOS]])
@@ -262,26 +285,25 @@ def test_the_loss_is_of_the_split_that_is_scored(whole, tmp_path):
     assert 0 < result["train_loss"] < 10
 
 
-def test_what_is_finished_is_not_repeated(whole):
+def test_what_is_finished_is_not_repeated(whole, base):
     out, results = whole
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.suffix != ".lock"}
-    again = ablate(
-        tiny(), out, ["base", "C-N2"], device="cpu", sentences=10, show=False
-    )
+    again = ablate(base, out, ["base", "C-N2"], device="cpu", sentences=4, show=False)
     assert again == results
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
-def test_another_base_is_refused(whole):
+def test_another_base_is_refused(whole, base):
     out, _ = whole
+    longer = replace(base, max_steps=40)
     with pytest.raises(ValueError, match=r"base-0\.json .* differs in \['max_steps'\]"):
-        ablate(tiny(max_steps=40), out, ["base"], sentences=10, show=False)
+        ablate(longer, out, ["base"], sentences=4, show=False)
 
 
-def test_text_is_prepared_as_the_recipe_cuts_it(tmp_path):
+def test_text_is_prepared_as_the_recipe_cuts_it(base, tmp_path):
     """Cuts drawn at random, and several of them: `train` refuses other data."""
-    base = tiny(subword_sampling=0.1, copies=2, max_steps=1, warmup=1)
-    (result,) = ablate(base, tmp_path, ["base"], device="cpu", sentences=10, show=False)
+    base = replace(base, subword_sampling=0.1, copies=2, max_steps=1, warmup=1)
+    (result,) = ablate(base, tmp_path, ["base"], device="cpu", sentences=4, show=False)
     assert (
         result["recipe"]["subword_sampling"] == 0.1 and result["recipe"]["copies"] == 2
     )
@@ -299,13 +321,13 @@ def test_unknown_rows_are_named(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_row_that_another_process_runs_is_left_to_it(whole):
+def test_a_row_that_another_process_runs_is_left_to_it(whole, base):
     out, results = whole
     with claimed(out / "E-0.lock") as mine:
         assert mine
         with claimed(out / "E-0.lock") as second:
             assert not second
-        got = ablate(tiny(), out, ["E"], device="cpu", sentences=10, show=False)
+        got = ablate(base, out, ["E"], device="cpu", sentences=4, show=False)
     assert got == results and not (out / "E-0.json").exists()
 
 
@@ -316,19 +338,23 @@ COMMAND = [
     "base",
     "C-N2",
     "--sentences",
-    "10",
+    "4",
     "--device",
     "cpu",
 ]
 
 
-def test_killed_anywhere_the_table_is_the_same(whole, tmp_path):
+def test_killed_anywhere_the_table_is_the_same(whole, base, tmp_path, capsys):
     """SIGKILL at several moments; the command again; the same results to the bit."""
     out, recipe = tmp_path / "out", tmp_path / "tiny.toml"
-    model = "\n".join(f"{k} = {v}" for k, v in TINY.items())
-    flat = {k: v for k, v in asdict(tiny()).items() if k != "model" and v is not None}
-    lines = (f"{name} = {json.dumps(value)}" for name, value in flat.items())
-    recipe.write_text("\n".join(lines) + f"\n[model]\n{model}\n")
+    tables = {"": asdict(base)}
+    tables |= {f"[{name}]\n": tables[""].pop(name) for name in ("corpus", "model")}
+    lines = [
+        head
+        + "".join(f"{k} = {json.dumps(v)}\n" for k, v in part.items() if v is not None)
+        for head, part in tables.items()
+    ]
+    recipe.write_text("".join(lines))
     command = [
         sys.executable,
         "-c",
@@ -351,12 +377,12 @@ def test_killed_anywhere_the_table_is_the_same(whole, tmp_path):
             assert process.poll() is None, "it was through before it could be killed"
             process.send_signal(signal.SIGKILL)
     first = (out / "base-0.json").stat().st_mtime_ns
-    done = subprocess.run(command + words, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert main(words) == 0
     assert (out / "base-0.json").stat().st_mtime_ns == first
     got = [without_times(result) for result in read_results(out)]
     assert got == [without_times(result) for result in whole[1]]
-    assert "C-N2" in done.stdout and "6.11" in done.stdout  # the paper's, beside ours
+    said = capsys.readouterr().out
+    assert "C-N2" in said and "6.11" in said  # the paper's, beside ours
 
 
 def test_the_command_says_what_is_wrong(capsys, tmp_path):
