@@ -1,17 +1,22 @@
 """Every line of "How do I ...?" runs, on small files and with shorter trainings."""
 
+import contextlib
+import itertools
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
 
 import transformer_lib
+from transformer_lib.command_line import main
 from transformer_lib.corpora import grammar_split
 
 ROOT = Path(__file__).parents[1]
@@ -21,8 +26,10 @@ ANSWERS = {
     for text in PAGE.split("\n## ")[1:]
 }
 FIRST = "Train on my own files"
+OURS = re.compile(r"transformer-lib ([^<>|&]+)(?:< (\S+) > (\S+))?")
 TINY = {"d_model": 32, "d_ff": 64, "num_layers": 1}
 LESS = {"max_steps": 2, "validate_every": 1, "warmup": 2}
+SHORT = LESS | {"max_tokens": 300}  # updates of a model that cannot be made smaller
 JAPANESE = [
     f"{who}は{day}{where}で{what}を{done}ました。"
     for who in ("私", "彼", "彼女", "父", "母", "友達", "先生", "子供")
@@ -36,7 +43,7 @@ JAPANESE = [
 def shorter(line: str, port: int) -> str:
     """The same command with less to do."""
     settings = (
-        LESS if "--from" in line else LESS | {f"model.{k}": TINY[k] for k in TINY}
+        SHORT if "--from" in line else LESS | {f"model.{k}": TINY[k] for k in TINY}
     )
     if "transformer-lib train" in line:
         line += "".join(f" --set {k}={v}" for k, v in settings.items())
@@ -58,20 +65,39 @@ def type_in(kind: str, block: str):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        block = block.replace("\\\n", "")
-        lines = [line for line in block.splitlines() if not line.startswith("pip ")]
-        script = "set -e\n" + "\n".join(shorter(line, port) for line in lines)
-        script += "\nkill %1" * ("&\n" in script)
-        tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        done = subprocess.run(
-            ["bash", "-m"],
-            input=script,
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            env=os.environ | tools | {"TRANSFORMER_LIB_DEVICE": "cpu"},
-        )
-        assert done.returncode == 0, done.stderr
+        lines = block.replace("\\\n", "").splitlines()
+        run_lines(shorter(line, port) for line in lines if not line.startswith("pip "))
+
+
+def run_lines(lines):
+    """Our commands in this process, which has torch; all else is typed into a shell."""
+    for ours, group in itertools.groupby(lines, OURS.fullmatch):
+        if not ours:
+            run_in_shell("\n".join(group))
+            continue
+        words, source, target = ours.groups()
+        with contextlib.ExitStack() as files:
+            given = files.enter_context(open(source or os.devnull))
+            files.enter_context(mock.patch("sys.stdin", given))
+            if target:
+                made = files.enter_context(open(target, "w"))
+                files.enter_context(contextlib.redirect_stdout(made))
+            assert main(shlex.split(words)) == 0
+
+
+def run_in_shell(script):
+    script = f"set -e\n{script}" + "\nkill %1" * ("&\n" in script)
+    tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-m"],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        env=os.environ | tools | {"TRANSFORMER_LIB_DEVICE": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
 
 
 @pytest.fixture(scope="module")

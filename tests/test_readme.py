@@ -2,13 +2,12 @@
 
 import doctest
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
+
+from test_how_do_i import run_lines
 
 import transformer_lib
 from transformer_lib.corpora import grammar_split
@@ -47,13 +46,12 @@ def test_the_page_on_pytorch_prints_what_comes_out():
     assert tried > 25 and not failed
 
 
-def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch):
+def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch, capsys):
     """The README's commands, word for word, but for a smaller and shorter training."""
     part = README.split("## Four commands")[1]
     block = re.search(r"```sh\n(.*?)```", part, flags=re.DOTALL).group(1)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    for split, size in (("train", 2500), ("test", 5), ("new", 5)):
+    for split, size in (("train", 600), ("test", 5), ("new", 5)):
         pairs = grammar_split("test" if split == "new" else split)[:size]
         for side, ending in enumerate(("en", "de")):
             text = "".join(pair[side] + "\n" for pair in pairs)
@@ -61,37 +59,34 @@ def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch):
     Path("new.de").unlink()
     less = " --set max_steps=2 --set validate_every=1 --device cpu"
     less += " --set model.d_model=32 --set model.d_ff=64 --set model.num_layers=1"
-    for line in block.splitlines():
-        line += {"train": less, "prepare": " --vocab-size 700"}.get(line.split()[1], "")
-        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=1800)
+    less = {"train": less, "prepare": " --vocab-size 400"}
+    run_lines(line + less.get(line.split()[1], "") for line in block.splitlines())
     assert Path("new.de").read_text("utf-8").count("\n") == 5
-    into_the_world(README.split("## Out into the world")[1])
+    into_the_world(README.split("## Out into the world")[1], capsys)
 
 
-def test_the_four_lines_of_fine_tuning_work_as_they_are_typed(tmp_path, monkeypatch):
+def test_the_four_lines_of_fine_tuning_work_as_they_are_typed(
+    tmp_path, monkeypatch, capsys
+):
     """Word for word, but for a shorter training; the model that ships gets better."""
     part = README.split("## Four commands")[1]
     block = re.findall(r"```sh\n(.*?)```", part, flags=re.DOTALL)[1]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for split, name, size in (("train", "mine", 400), ("test", "test", 5)):
         for side, ending in enumerate(("en", "de")):
             text = "".join(pair[side] + "\n" for pair in grammar_split(split)[:size])
             Path(f"{name}.{ending}").write_text(text, encoding="utf-8")
     lines = block.splitlines()
     assert len(lines) == 4 and "--corpus tatoeba-en-de" in lines.pop()
-    less = " --set max_steps=4 --set validate_every=4 --set warmup=2 --device cpu"
-    for line in lines:
-        line += less if line.split()[1] == "train" else ""
-        done = subprocess.run(
-            line, shell=True, check=True, capture_output=True, text=True, timeout=1800
-        )
-    assert "BLEU" in done.stdout
+    less = " --set max_steps=2 --set validate_every=2 --set warmup=2 --device cpu"
+    less = {"train": less + " --set max_tokens=300"}
+    run_lines(line + less.get(line.split()[1], "") for line in lines)
+    assert "BLEU" in capsys.readouterr().out
     recipe = json.loads(Path("runs/tuned/recipe.json").read_text("utf-8"))
     assert recipe["start_from"] == "tatoeba-en-de" and recipe["name"] == "fine-tune"
 
 
-def into_the_world(part):
+def into_the_world(part, capsys):
     """The run that was just made, exported, served and asked, by the README's lines."""
     install, *lines = re.search(r"```sh\n(.*?)```", part, re.DOTALL)[1].splitlines()
     extra = re.search(r"transformer-lib\[(\w+)\]", install)[1]
@@ -99,18 +94,15 @@ def into_the_world(part):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    script = "\n".join(lines).replace("8000", port) + "\nkill %1\n"
-    done = subprocess.run(
-        ["bash", "-em"], input=script, capture_output=True, text=True, timeout=1800
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    run_lines(line.replace("8000", port) for line in lines)
+    out = capsys.readouterr().out
+    said = json.loads(out.splitlines()[-1])
     said.pop("notes", None)  # so small a model may never end
     assert list(said) == ["translatedText"] and said["translatedText"]
     kinds = {"onnx", "marian", "ctranslate2", "ctranslate2-int8", "onnx-int8"}
     assert {path.name for path in Path("exported").iterdir()} == kinds
     for kind in kinds:
-        assert f"exported/{kind}: within" in done.stdout
+        assert f"exported/{kind}: within" in out
 
 
 def test_linked_files_exist():
