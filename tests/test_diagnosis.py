@@ -126,8 +126,8 @@ def test_a_run_in_two_parts_with_other_settings_is_not_accused(place):
     """Pre-norm, dropout, smoothing, another rate; stopped and resumed."""
     settings = {"label_smoothing": 0.1, "model": {"norm_first": True, "dropout": 0.05}}
     settings |= {"lr_factor": 0.5}
-    folder = made(place / "parts", max_steps=200, **settings)
-    asked = recipe(written(place / "parts" / "text"), max_steps=350, **settings)
+    folder = made(place / "parts", max_steps=100, **settings)
+    asked = recipe(written(place / "parts" / "text"), max_steps=200, **settings)
     train(asked, folder, device="cpu", show=False)
     assert not wrong(diagnose(folder, test=UNSEEN))
 
@@ -167,7 +167,7 @@ def rate_too_high(place, healthy):
 def targets_moved_by_a_line(place, healthy):
     sources, targets = zip(*TEXT, strict=True)
     moved = zip(sources, targets[1:] + targets[:1], strict=True)
-    return made(place, [*moved], max_steps=150)
+    return made(place, [*moved], max_steps=100)
 
 
 def one_file_given_twice(place, healthy):
