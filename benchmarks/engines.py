@@ -143,9 +143,9 @@ def main(arguments: list[str] | None = None) -> None:
     clock = time.process_time if given.cpu else time.perf_counter
     corpus = "grammar-en-de" if given.quick else "tatoeba-en-de"
     pairs = load_corpus(corpus, "test").pairs
-    count = 8 if given.quick else given.sentences
+    count = 2 if given.quick else given.sentences
     _, tokenizer, about = load_pretrained("tatoeba-en-de", "cpu")
-    longest = trained_length(about)
+    longest = 7 if given.quick else trained_length(about)
     texts = [en for en, _ in pairs if len(tokenizer.encode(en)) < longest]  # uncut
     texts = texts[:: len(texts) // count][:count]
     seconds = 0.0 if given.quick else given.minutes * 60 / 4
@@ -154,13 +154,13 @@ def main(arguments: list[str] | None = None) -> None:
         for threads in (1, 2)
         for batch in (1, 32)
     ]
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if given.quick else 2)
     record = {
         "corpus": f"{corpus} test",
         "beam_size": BEAM,
         "clock": clock.__name__,
         "speeds": rows,
-        "quality": quality(pairs[:8] if given.quick else pairs),
+        "quality": quality(pairs[:4] if given.quick else pairs),
         "environment": environment_record("cpu"),
     }
     keep(record, "benchmarks/engines", given.out, quick=True)
