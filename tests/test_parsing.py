@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -144,12 +143,20 @@ def test_sequences_come_back(made):
 # --- parsers --------------------------------------------------------------------------
 
 
+@pytest.fixture
+def few_trees(monkeypatch):
+    monkeypatch.setattr(parsing, "load_trees", first_trees)
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
-    return folder, prepare_trees("toy", folder, 400, 60, "chunks", threads=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parsing, "load_trees", first_trees)
+        return folder, prepare_trees("toy", folder, 400, 60, "chunks", threads=1)
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_prepared_targets_come_back(prepared):
     folder, ready = prepared
     lines = (folder / "valid.tsv").read_text(encoding="utf-8").splitlines()
@@ -165,8 +172,8 @@ def test_prepared_targets_come_back(prepared):
     assert again.data == ready.data
 
 
-def test_prepared_slots_stand_side_by_side(tmp_path, monkeypatch):
-    monkeypatch.setattr(parsing, "load_trees", first_trees)
+@pytest.mark.usefixtures("few_trees")
+def test_prepared_slots_stand_side_by_side(tmp_path):
     ready = prepare_trees("toy", tmp_path, 600, 60, "slots", copies=3, threads=1)
     tokenizer, trees = ready.tokenizer, first_trees("toy").trees
     assert form_of(tokenizer) == "slots" and len(ready.train) == 3 * len(trees)
@@ -201,7 +208,7 @@ def test_prepared_slots_stand_side_by_side(tmp_path, monkeypatch):
 def test_slots_of_an_untrained_parser_are_trees(beam_size):
     """The search finds a tree for each sentence, and counts probability among trees."""
     trees = load_trees("toy", "test").trees[:12]
-    bank = load_trees("toy").trees
+    bank = first_trees("toy").trees
     tokenizer = train_tree_tokenizer(bank, 600, "slots")
     torch.manual_seed(1)
     model = Transformer(TransformerConfig(tokenizer.vocab_size, 16, 2, 1, 32))
@@ -232,13 +239,14 @@ def tiny_recipe(tmp_path):
     return recipe
 
 
-def test_the_tool_that_trains_scores_and_records(tmp_path, tiny_recipe):
+@pytest.mark.usefixtures("few_trees")
+def test_the_tool_that_trains_scores_and_records(tmp_path, tiny_recipe, monkeypatch):
     """A tiny parser in two pieces: choices on development trees, test trees once."""
-    tool = Path(__file__).resolve().parents[1] / "experiments" / "parsing.py"
+    import parsing as tool
+
     out = tmp_path / "record.json"
     command = [
-        sys.executable,
-        str(tool),
+        "parsing.py",
         str(tmp_path / "run"),
         "--recipe",
         str(tiny_recipe),
@@ -256,7 +264,8 @@ def test_the_tool_that_trains_scores_and_records(tmp_path, tiny_recipe):
         "--device",
         "cpu",
     ]
-    subprocess.run(command, check=True, capture_output=True, timeout=1500)
+    monkeypatch.setattr(sys, "argv", command)
+    tool.main()
     record = json.loads(out.read_text("utf-8"))
     assert record["finished"] and record["updates"] == 8
     assert record["recipe"]["copies"] == 2 and record["seed"] == 0
@@ -267,10 +276,10 @@ def test_the_tool_that_trains_scores_and_records(tmp_path, tiny_recipe):
     assert len(record["counts"]) == len(trees) == record["scores"]["all"]["sentences"]
     matched, gold, parsed = map(sum, zip(*record["counts"], strict=True))
     assert record["f1"] == pytest.approx(200 * matched / (gold + parsed))
-    words = sum(2 * len(t.words) + 1 for t in load_trees("toy").trees)
+    words = sum(2 * len(t.words) + 1 for t in first_trees("toy").trees)
     assert record["passes"] == pytest.approx(record["tokens"] / words)
     assert (tmp_path / "averaged" / "weights.safetensors").exists()
-    subprocess.run(command, check=True, capture_output=True, timeout=1500)
+    tool.main()
     again = json.loads(out.read_text("utf-8"))
     for one in (record, again):
         for scores in [one["search"], *one["beams"].values()]:
@@ -278,6 +287,7 @@ def test_the_tool_that_trains_scores_and_records(tmp_path, tiny_recipe):
     assert again == record
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_the_places_of_a_parser_are_measured_on_its_way(tmp_path, tiny_recipe):
     """A record with as many points as weights were kept; made again, it is the same."""
     import parser_places
@@ -312,11 +322,12 @@ def test_the_places_of_a_parser_are_measured_on_its_way(tmp_path, tiny_recipe):
     assert str(tmp_path / "run") not in json.dumps(record)
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_more_trees(tmp_path):
     path = tmp_path / "more.mrg"
     path.write_text(WSJ_FILE)
     ready = prepare_trees("toy", tmp_path / "a", 390, 60, more=[path], threads=1)
-    assert ready.data["train"]["read"] == 4002 and form_of(ready.tokenizer) == ""
+    assert ready.data["train"]["read"] == 702 and form_of(ready.tokenizer) == ""
     path.write_text("(S")
     with pytest.raises(TreeError, match=r"more\.mrg, line 1"):
         prepare_trees("toy", tmp_path / "b", 430, 60, more=[path])
@@ -355,6 +366,7 @@ def test_an_untrained_parser_gives_trees(prepared):
         evaluate_parser(model, tokenizer, [])
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_training_and_going_on(tmp_path):
     model = {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32}
     recipe = Recipe(
