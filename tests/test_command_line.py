@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import select
 import shutil
 import signal
 import socket
@@ -30,7 +31,7 @@ from transformer_lib import machine
 from transformer_lib.batches import Prepared
 from transformer_lib.command_line import doctor, main
 from transformer_lib.command_line import program as cli
-from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora import grammar_split
 from transformer_lib.evaluation import Score
 from transformer_lib.export import exporter
 from transformer_lib.fine_tuning import recipe_for
@@ -51,7 +52,7 @@ def place(tmp_path_factory):
     """Two text files for training, two for testing, prepared and trained a little."""
     folder = tmp_path_factory.mktemp("cli")
     for split, size in (("train", 800), ("test", 12)):
-        pairs = load_corpus("grammar-en-de", split).pairs[:size]
+        pairs = grammar_split(split, size)
         for side, ending in enumerate(("en", "de")):
             text = "".join(pair[side] + "\n" for pair in pairs)
             (folder / f"{split}.{ending}").write_text(text, encoding="utf-8")
@@ -342,9 +343,9 @@ def test_prepare_notices_swapped_and_equal_files(at, tmp_path, capsys):
     """With the model that ships, to which the direction is known."""
     asked = ["prepare", "--from", "tatoeba-en-de", "--threads", "1", "--train"]
     for files, said in (
-        (("train.en", "train.de"), (False, False)),
-        (("train.de", "train.en"), (True, False)),
-        (("train.en", "train.en"), (False, True)),
+        (("test.en", "test.de"), (False, False)),
+        (("test.de", "test.en"), (True, False)),
+        (("test.en", "test.en"), (False, True)),
     ):
         assert main([*asked, *files, "--out", str(tmp_path / "-".join(files))]) == 0
         told = "".join(capsys.readouterr())
@@ -691,24 +692,32 @@ def test_parse_writes_one_tree_for_each_line(monkeypatch, capsys):
     assert tree.words == ["We", "found", "it", "-LRB-", "Figure", "2", "-RRB-", "."]
 
 
-def test_translate_answers_before_the_input_ends(at):
+def test_translate_answers_before_the_input_ends(at, monkeypatch):
     """A line typed into a pipe is answered while the pipe is still open."""
-    code = "from transformer_lib.command_line import main; main()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "translate", "run", "--beam-size", "1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=at,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    ) as program:
-        watch = threading.Timer(120, program.kill)
-        watch.start()
-        program.stdin.write(b"The dog sleeps.\n")
-        program.stdin.flush()
-        assert program.stdout.readline().endswith(b"\n")
-        program.stdin.close()
-        assert program.stdout.read() == b"" and program.wait() == 0
-        watch.cancel()
+    pipes = [
+        open(end, mode)
+        for _ in range(2)
+        for end, mode in zip(os.pipe(), "rw", strict=True)
+    ]
+    given, question, answer, made = pipes
+    monkeypatch.setattr(sys, "stdin", given)
+    monkeypatch.setattr(sys, "stdout", made)
+    said = []
+
+    def ask():
+        print("The dog sleeps.", file=question, flush=True)
+        if select.select([answer], [], [], 120)[0]:
+            said.append(answer.readline())
+        question.close()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert main(["translate", "run", "--beam-size", "1"]) == 0
+    asking.join()
+    made.close()
+    assert len(said) == 1 and said[0].endswith("\n") and answer.read() == ""
+    for pipe in given, answer:
+        pipe.close()
 
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -802,7 +811,7 @@ def test_a_full_disk_behind_standard_output_is_said(at, line):
 
 
 def test_a_full_disk_behind_standard_error_hides_no_status(at):
-    assert shell("transformer-lib translate nothing 2> /dev/full", at) == (2, "", "")
+    assert shell("transformer-lib nothing 2> /dev/full", at) == (2, "", "")
 
 
 COMPLETE = """
@@ -851,7 +860,7 @@ def test_completion_of_each_shell_is_its_language(name, capsys):
 
 
 def test_the_program_is_a_module_too(at):
-    words = [sys.executable, "-m", "transformer_lib", "translate", "nowhere"]
+    words = [sys.executable, "-m", "transformer_lib", "nowhere"]
     told = subprocess.run(words, text=True, capture_output=True)
     assert told.returncode == 2 and "nowhere" in told.stderr
 
@@ -1104,14 +1113,17 @@ def test_streams_that_are_closed(at):
     assert len((at / "few.de").read_text("utf-8").splitlines()) == 2
 
 
-def test_names_of_files_need_not_be_utf_8(at):
+def test_names_of_files_need_not_be_utf_8(at, capsys):
     """A byte of Latin-1 is said and recorded, and no work is lost at its end."""
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
     for split in ("test", "train"):
         (at / f"{name}.{split}").write_bytes((at / f"{split}.en").read_bytes())
     line = f"prepare --train {name}.train train.de --out d-{name} --vocab-size 500"
-    status, _out, errors = shell(f"transformer-lib {line} --threads 1", at)
-    assert status == 0 and "'utf-8' codec" not in errors
+    said = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with contextlib.redirect_stdout(said):
+        assert main([*line.split(), "--threads", "1"]) == 0
+    assert name in said.buffer.getvalue().decode("utf-8", "surrogateescape")
+    assert "'utf-8' codec" not in capsys.readouterr().err
     assert Prepared.load(at / f"d-{name}", verify=True).data["train_pairs"] > 700
     line = f"evaluate run --test {name}.test test.de --beam-size 1 --json {name}.json"
     assert shell(f"PYTHONUTF8=0 LC_ALL=C.UTF-8 transformer-lib {line}", at)[0] == 0
@@ -1136,14 +1148,23 @@ def test_weights_of_integers_are_refused(at, capsys, tmp_path):
         assert "int32" in capsys.readouterr().err
 
 
-def test_inputs_of_a_shell(at):
+def test_inputs_of_a_shell(at, capsys):
     """What is read once may be a pipe; what is read several times may not."""
     lines = "<(head -n 2 test.en) - <(head -n 1 test.en) < test.de"
     status, out, _ = shell(f"transformer-lib translate run --beam-size 1 {lines}", at)
     assert status == 0 and len(out.splitlines()) == 2 + 12 + 1
-    line = "transformer-lib prepare --out piped --train <(cat train.en) <(cat train.de)"
-    status, _, errors = shell(line, at)
-    assert status == 2 and "is a pipe or a device" in errors
+    pipe = os.pipe()
+    with open(pipe[0]), open(pipe[1], "wb"):
+        words = [
+            "prepare",
+            "--out",
+            "piped",
+            "--train",
+            f"/dev/fd/{pipe[0]}",
+            "train.de",
+        ]
+        assert main(words) == 2
+    assert "is a pipe or a device" in capsys.readouterr().err
     assert not (at / "piped").exists()
 
 

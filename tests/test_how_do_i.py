@@ -105,7 +105,7 @@ def readers_folder(tmp_path_factory):
     """The files that the page names, and what its first lines make of them."""
     folder = tmp_path_factory.mktemp("reader")
     for split, size in (("train", 600), ("test", 4)):
-        english, german = zip(*grammar_split(split)[:size], strict=True)
+        english, german = zip(*grammar_split(split, size), strict=True)
         sides = {"en": english, "de": german, "ja": JAPANESE[:size]}
         for ending, side in sides.items():
             text = "".join(f"{line}\n" for line in side)

@@ -52,7 +52,7 @@ def test_the_four_commands_work_as_they_are_typed(tmp_path, monkeypatch, capsys)
     block = re.search(r"```sh\n(.*?)```", part, flags=re.DOTALL).group(1)
     monkeypatch.chdir(tmp_path)
     for split, size in (("train", 600), ("test", 5), ("new", 5)):
-        pairs = grammar_split("test" if split == "new" else split)[:size]
+        pairs = grammar_split("test" if split == "new" else split, size)
         for side, ending in enumerate(("en", "de")):
             text = "".join(pair[side] + "\n" for pair in pairs)
             Path(f"{split}.{ending}").write_text(text, encoding="utf-8")
@@ -74,7 +74,7 @@ def test_the_four_lines_of_fine_tuning_work_as_they_are_typed(
     monkeypatch.chdir(tmp_path)
     for split, name, size in (("train", "mine", 400), ("test", "test", 5)):
         for side, ending in enumerate(("en", "de")):
-            text = "".join(pair[side] + "\n" for pair in grammar_split(split)[:size])
+            text = "".join(pair[side] + "\n" for pair in grammar_split(split, size))
             Path(f"{name}.{ending}").write_text(text, encoding="utf-8")
     lines = block.splitlines()
     assert len(lines) == 4 and "--corpus tatoeba-en-de" in lines.pop()
