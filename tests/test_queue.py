@@ -19,9 +19,8 @@ import torch
 from small_runs import without_times
 
 from transformer_lib.ablations import ROWS
-from transformer_lib.batches import prepared
 from transformer_lib.command_line import main
-from transformer_lib.corpora import load_corpus
+from transformer_lib.corpora import grammar_split, known, load_corpus
 from transformer_lib.runs import Recipe, train, trainer
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
@@ -42,7 +41,7 @@ result = "{runs}/rows/{row}-{seed}.json"
 """
 RECIPE = """
 name = "tiny"
-corpus = "grammar-en-de"
+corpus = %s
 vocab_size = 350
 max_pairs = 600
 max_length = 40
@@ -59,23 +58,24 @@ d_ff = 64
 """
 
 
+@pytest.fixture(autouse=True)
+def small_grammar(monkeypatch):
+    """Its corpus has 2,000 pairs, and 50 to validate and to test on, for all here."""
+    sizes = {"train": 2000, "valid": 50, "test": 50}
+    monkeypatch.setattr(known, "grammar_split", lambda s: grammar_split(s, sizes[s]))
+
+
 @pytest.fixture
 def place(tmp_path):
     """A queue of one tiny run, and what is needed to start it."""
-    (tmp_path / "tiny.toml").write_text(RECIPE)
+    files = {split: tmp_path / f"{split}.tsv" for split in ("train", "valid", "test")}
+    for split, file in files.items():
+        pairs = load_corpus("grammar-en-de", split).pairs[:600]
+        file.write_text("".join(f"{a}\t{b}\n" for a, b in pairs), "utf-8")
+    table = ", ".join(f'{split} = "{file}"' for split, file in files.items())
+    (tmp_path / "tiny.toml").write_text(RECIPE % f"{{{table}}}")
     (tmp_path / "queue.toml").write_text(TABLE % (tmp_path / "tiny.toml"))
     return tmp_path
-
-
-@pytest.fixture
-def few_to_validate_on(monkeypatch):
-    """What is prepared here has 100 pairs to validate on, not 500."""
-
-    def corpus(name, split="train"):
-        found = load_corpus(name, split)
-        return replace(found, pairs=found.pairs[:100]) if split == "valid" else found
-
-    monkeypatch.setattr(prepared, "load_corpus", corpus)
 
 
 def surroundings(place, runs):
@@ -122,7 +122,7 @@ result = "{runs}/first.json"
 STEP = """
 import sys, time, pathlib
 assert pathlib.Path(sys.argv[1]).exists(), "this run goes on from another"
-time.sleep(1)
+time.sleep(0.3)
 pathlib.Path(sys.argv[2]).write_text('{"seconds": 1, "environment": 0}')
 """
 
@@ -162,9 +162,15 @@ def test_a_run_that_waits_for_none_of_its_group_is_refused(tmp_path):
 
 
 def test_stopped_at_a_random_moment_the_result_is_the_same(place):
-    """One run of the queue at once, one in pieces."""
-    whole = start(place, "whole").communicate(timeout=1800)[0]
-    assert "1 of 1 runs are done" in whole, whole
+    """The command of a run at once, and the run by the queue in pieces."""
+    import queue_runs
+
+    (job,) = queue_runs.read_jobs(place / "queue.toml", place / "whole", "cpu", [])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the queue's processes have
+    assert main(list(job.command[1:])) == 0
+    torch.set_num_threads(threads)
+    whole = without_times(json.loads(job.result.read_text("utf-8")))
     checkpoint = place / "stopped" / "rows" / "C-N2-0" / "last.safetensors"
     said = " done "
     while " done " in said:  # it was faster: once more
@@ -179,9 +185,8 @@ def test_stopped_at_a_random_moment_the_result_is_the_same(place):
     assert checkpoint.exists(), said
     last = start(place, "stopped")
     said = last.communicate(timeout=1800)[0]
-    assert last.returncode == 0, said
-    assert results(place, "stopped") == results(place, "whole")
-    assert set(results(place, "whole")) == {"C-N2-0.json"}
+    assert last.returncode == 0 and "1 of 1 runs are done" in said, said
+    assert results(place, "stopped") == {"C-N2-0.json": whole}
     log = (place / "stopped" / "queue.log").read_text("utf-8").splitlines()
     assert sum(" done " in line for line in log) == 1
     assert all("perplexity" in line for line in log if " done " in line)
@@ -248,18 +253,16 @@ def test_pretraining_gone_on_with_gives_the_same(tmp_path, monkeypatch, member):
     assert guesses["model"]["tokens"] == guesses["single tokens"]["tokens"] > 50
 
 
-@pytest.mark.usefixtures("few_to_validate_on")
 def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     """Marian's run whole, and one stopped at its second validation; then its score."""
     import anchor
 
-    (tmp_path / "tiny.toml").write_text(
-        RECIPE.replace("keep_last = 0", "keep_last = 2")
-    )
+    text = (RECIPE % '"grammar-en-de"').replace("keep_last = 0", "keep_last = 2")
+    (tmp_path / "tiny.toml").write_text(text)
     changes = {"max_steps": 9, "validate_every": 3, "joined": 0.5, "dropout_after": 4}
     recipe = Recipe.load(tmp_path / "tiny.toml", **changes)
     test = load_corpus("grammar-en-de", "test")
-    few = replace(test, pairs=test.pairs[:4])
+    few = replace(test, pairs=test.pairs[:2])
     monkeypatch.setattr(anchor, "load_corpus", lambda *asked: few)
     summed, seen = anchor.summed_loss, []
 
@@ -435,7 +438,6 @@ def test_two_languages_gone_on_with_give_the_same(tmp_path, monkeypatch):
     assert len(held) > 20 and not held & bare
 
 
-@pytest.mark.usefixtures("few_to_validate_on")
 def test_the_translator_pilot_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     """One run whole, one stopped after a checkpoint; and what the record says."""
     import translator_pilot
@@ -454,8 +456,7 @@ def test_the_translator_pilot_gone_on_with_gives_the_same(tmp_path, monkeypatch)
     def corpus(name, split="train"):
         more = strangers if split == "valid" else []
         there = load_corpus(name, split)
-        count = 2000 if split == "train" else 100
-        return replace(there, pairs=[*there.pairs[:count], *more])
+        return replace(there, pairs=[*there.pairs, *more])
 
     monkeypatch.setattr(translator_pilot, "load_corpus", corpus)
 
