@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 import re
 import time
@@ -276,7 +277,17 @@ def sixteen_bits(monkeypatch, precision: str) -> None:
     monkeypatch.setattr(recipes, "native_precision", lambda device: (precision, ""))
 
 
-def test_chapter_25_at_full_runs_rows_side_by_side(full, monkeypatch, tmp_path, capsys):
+@pytest.fixture
+def ready(monkeypatch):
+    """Processes of rows begin with torch imported, not each for itself."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformer_lib.ablations", "torch._dynamo"])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
+
+
+def test_chapter_25_at_full_runs_rows_side_by_side(
+    full, ready, monkeypatch, tmp_path, capsys
+):
     monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "2")
     short = partial(replace, tiny(max_steps=4, validate_every=2, warmup=4))
     monkeypatch.setattr(Recipe, "load", lambda name, **changes: short(**changes))
@@ -321,7 +332,7 @@ def test_rows_that_are_cut_off_go_on(tmp_path, monkeypatch):
         ablate_side_by_side(base, out, 2, rows=("C-N2",))
 
 
-def test_an_error_in_a_row_is_told(tmp_path):
+def test_an_error_in_a_row_is_told(ready, tmp_path):
     base = tiny(max_steps=4, validate_every=2, warmup=4)
     out = tmp_path / "rows"
     done = ablate_side_by_side(base, out, 1, rows=("base",), device="cpu", sentences=2)
