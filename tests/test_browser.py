@@ -18,7 +18,7 @@ sys.path.append("book/_tools")
 import browser
 browser.find = lambda: None
 import pytest
-sys.exit(pytest.main(["tests/test_figures.py", "-k", "temperature_figure", "-q"]))
+sys.exit(pytest.main(["tests/test_browser.py", "-k", "are_pictured", "-q"]))
 """
 
 
