@@ -109,10 +109,10 @@ def sinusoids(length, d):
     return table.float()
 
 
-def torch_log_probs(model, src, tgt_in):
+def torch_log_probs(model, twin, src, tgt_in):
     """The model in torch's own modules: nn.Embedding, nn.Transformer, nn.Linear."""
     d = model.config.d_model
-    weight, twin = model.src_embedding.weight, torch_twin(model).eval()
+    weight = model.src_embedding.weight
     embed = torch.nn.Embedding.from_pretrained(weight)
     x, y = (embed(i) * math.sqrt(d) + sinusoids(i.shape[1], d) for i in (src, tgt_in))
     later = torch.ones(tgt_in.shape[1], tgt_in.shape[1]).triu(1).bool()
@@ -131,7 +131,8 @@ def torch_log_probs(model, src, tgt_in):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_torch_log_probabilities(shipped, batch, ours):
     src, tgt_in, targets = batch
-    assert_close(torch_log_probs(shipped[0], src, tgt_in), ours, targets)
+    twin = torch_twin(shipped[0]).eval()
+    assert_close(torch_log_probs(shipped[0], twin, src, tgt_in), ours, targets)
 
 
 @torch.no_grad()
@@ -139,10 +140,11 @@ def test_torch_log_probabilities(shipped, batch, ours):
 def test_torch_greedy(shipped, batch):
     """Greedy decoding by a plain loop over torch's own model."""
     src, got = batch[0][:4], greedy_decode(shipped[0], batch[0][:4])
+    twin = torch_twin(shipped[0]).eval()
     for row, ids in zip(src, got, strict=True):
         row, out = row[row != PAD][None], []
         while len(out) < row.shape[1] + 49:
-            log_p = torch_log_probs(shipped[0], row, torch.tensor([[BOS, *out]]))
+            log_p = torch_log_probs(shipped[0], twin, row, torch.tensor([[BOS, *out]]))
             if (best := int(log_p[0, -1].argmax())) == EOS:
                 break
             out.append(best)
