@@ -8,6 +8,7 @@ import pytest
 import smoothing
 from fresh_split import by_hash, fresh_pairs, isolated, with_gaps
 
+from transformer_lib.corpora import grammar_split, known
 from transformer_lib.storage import write_json
 
 
@@ -93,10 +94,10 @@ warmup = 10
 validate_every = 2
 keep_last = 0
 [model]
-d_model = 64
-num_heads = 8
-num_layers = 3
-d_ff = 64
+d_model = 16
+num_heads = 2
+num_layers = 1
+d_ff = 16
 """
 
 
@@ -108,6 +109,8 @@ def test_a_row_is_trained_and_scored_on_pairs_that_it_never_read(tmp_path, monke
         read_by_run.append(read)
         return [pair for pair in pairs if pair not in set(read)][:8]
 
+    sizes = {"train": 600, "valid": 20, "test": 4}
+    monkeypatch.setattr(known, "grammar_split", lambda s: grammar_split(s, sizes[s]))
     monkeypatch.setattr(smoothing, "fresh_pairs", some)
     out = tmp_path / "rows" / "base-3.scored"
     asked = smoothing.arguments(
