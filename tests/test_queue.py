@@ -260,6 +260,7 @@ def test_the_anchor_gone_on_with_gives_the_same(tmp_path, monkeypatch):
     text = (RECIPE % '"grammar-en-de"').replace("keep_last = 0", "keep_last = 2")
     (tmp_path / "tiny.toml").write_text(text)
     changes = {"max_steps": 9, "validate_every": 3, "joined": 0.5, "dropout_after": 4}
+    changes |= {"model": {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 32}}
     recipe = Recipe.load(tmp_path / "tiny.toml", **changes)
     test = load_corpus("grammar-en-de", "test")
     few = replace(test, pairs=test.pairs[:2])

@@ -195,10 +195,10 @@ def test_one_table_serves_three_ends(model):
 def test_it_learns_a_few_sentences_by_heart(kind):
     text = sorted(grammar_split("test")[:200], key=lambda pair: len(pair[1]))[:6]
     more = (side for pair in grammar_split("test")[:200] for side in pair)
-    tokenizer = Tokenizer.train(more, 330)
+    tokenizer = Tokenizer.train(more, 600)  # few pieces for each word
     pairs = tokenize_pairs(text, tokenizer)
     config = TransformerConfig(
-        330,
+        600,
         d_model=48,
         num_layers=2,
         num_heads=2,
