@@ -279,7 +279,7 @@ def sixteen_bits(monkeypatch, precision: str) -> None:
 
 @pytest.fixture
 def ready(monkeypatch):
-    """Processes of rows begin with torch imported, not each for itself."""
+    """Rows' processes begin with torch imported; test_rows_that_are_cut_off spawns."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["transformer_lib.ablations", "torch._dynamo"])
     monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
