@@ -88,6 +88,11 @@ def piped(monkeypatch, content: bytes):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
+def pipe():
+    """Both ends of one, for text."""
+    return [open(end, mode) for end, mode in zip(os.pipe(), "rw", strict=True)]
+
+
 def test_four_commands_make_a_translator(at, monkeypatch, capsys):
     record = json.loads((at / "data" / "data.json").read_text("utf-8"))
     assert record["train_pairs"] + record["valid_pairs"] == 800
@@ -694,12 +699,7 @@ def test_parse_writes_one_tree_for_each_line(monkeypatch, capsys):
 
 def test_translate_answers_before_the_input_ends(at, monkeypatch):
     """A line typed into a pipe is answered while the pipe is still open."""
-    pipes = [
-        open(end, mode)
-        for _ in range(2)
-        for end, mode in zip(os.pipe(), "rw", strict=True)
-    ]
-    given, question, answer, made = pipes
+    (given, question), (answer, made) = pipe(), pipe()
     monkeypatch.setattr(sys, "stdin", given)
     monkeypatch.setattr(sys, "stdout", made)
     said = []
@@ -715,9 +715,8 @@ def test_translate_answers_before_the_input_ends(at, monkeypatch):
     assert main(["translate", "run", "--beam-size", "1"]) == 0
     asking.join()
     made.close()
-    assert len(said) == 1 and said[0].endswith("\n") and answer.read() == ""
-    for pipe in given, answer:
-        pipe.close()
+    with given, answer:
+        assert len(said) == 1 and said[0].endswith("\n") and answer.read() == ""
 
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -1148,21 +1147,19 @@ def test_weights_of_integers_are_refused(at, capsys, tmp_path):
         assert "int32" in capsys.readouterr().err
 
 
-def test_inputs_of_a_shell(at, capsys):
+def test_inputs_of_a_shell(at, monkeypatch, capsys):
     """What is read once may be a pipe; what is read several times may not."""
-    lines = "<(head -n 2 test.en) - <(head -n 1 test.en) < test.de"
-    status, out, _ = shell(f"transformer-lib translate run --beam-size 1 {lines}", at)
-    assert status == 0 and len(out.splitlines()) == 2 + 12 + 1
-    pipe = os.pipe()
-    with open(pipe[0]), open(pipe[1], "wb"):
-        words = [
-            "prepare",
-            "--out",
-            "piped",
-            "--train",
-            f"/dev/fd/{pipe[0]}",
-            "train.de",
-        ]
+    piped(monkeypatch, (at / "test.de").read_bytes())
+    (few, one, train), names = [pipe() for _ in range(3)], []
+    for (end, made), count in ((few, 2), (one, 1), (train, 12)):
+        with made, open(at / "test.en", encoding="utf-8") as file:
+            made.writelines(itertools.islice(file, count))
+        names.append(f"/dev/fd/{end.fileno()}")  # as <(head -n COUNT test.en)
+    with few[0], one[0], train[0]:
+        lines = [names[0], "-", names[1]]
+        assert main(["translate", "run", "--beam-size", "1", *lines]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 2 + 12 + 1
+        words = ["prepare", "--out", "piped", "--train", names[2], "test.de"]
         assert main(words) == 2
     assert "is a pipe or a device" in capsys.readouterr().err
     assert not (at / "piped").exists()
