@@ -197,9 +197,9 @@ def test_time_that_is_up_loses_nothing(tmp_path):
 
 @pytest.fixture
 def full(monkeypatch, tmp_path):
-    """Scale full for a second, with recipes cut down to this machine's size."""
+    """Scale full for a moment, with recipes cut down to this machine's size."""
     monkeypatch.setenv("TRANSFORMER_LIB_SCALE", "full")
-    monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "0.02")
+    monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "0.005")
     monkeypatch.setenv("TRANSFORMER_LIB_RUNS", str(tmp_path / "runs"))
     asked = []
 
@@ -411,7 +411,6 @@ def test_chapter_17_at_full_streams_the_whole_text(full, shipped, capsys):
 def test_chapter_18_at_full_types_the_commands_and_goes_on(
     full, monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setenv("TRANSFORMER_LIB_MINUTES", "0.005")
     monkeypatch.chdir(tmp_path)
     steps = []
     for _ in range(2):
