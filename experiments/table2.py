@@ -44,7 +44,11 @@ from transformer_lib.transformer import Embeddings, Transformer, TransformerConf
 KINDS = ("transformer", "recurrent", "convolutional")
 PILOT = 2000  # updates
 # What the pilot chose for each kind: settings of the recipe.
-CHOSEN: dict[str, dict] = {}
+CHOSEN: dict[str, dict] = {
+    "transformer": {"lr_factor": 1.0},
+    "recurrent": {"lr_factor": 2.0},
+    "convolutional": {"lr_factor": 2.0},
+}
 HIDDEN, LAYERS = 117, 6  # of the rivals, for as many parameters as the Transformer has
 
 

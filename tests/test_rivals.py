@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.training import BatchLoss, update, validation_loss
 from transformer_lib.transformer import TransformerConfig
 
+RESULTS = Path(table2.__file__).parents[1] / "transformer_lib/evidence/results"
 SIZE = {"d_model": 12, "num_heads": 2, "dropout": 0.0, "max_length": 20}
 SOURCE = torch.tensor([[5, 6, 7, 8, 3], [9, 4, 3, 0, 0]])
 TARGET = torch.tensor([[2, 7, 6, 5], [2, 8, 4, 0]])
@@ -318,6 +320,17 @@ def test_multiply_adds_are_those_of_the_formula():
     out = (d + 3 * h) * d + d * v
     by_hand = 3 * (reader + keys + first + t * (step + out))
     assert table2.multiply_adds(BatchLoss(model, 0), batch) == by_hand
+
+
+def test_what_was_chosen_is_the_best_of_the_pilot():
+    """Of five runs of each kind; dropout stays what the recipe has."""
+    for kind, chosen in table2.CHOSEN.items():
+        files = (RESULTS / "table2-pilot").glob(f"{kind}-*.json")
+        runs = [json.loads(path.read_text("utf-8")) for path in files]
+        assert {len(run["history"]) for run in runs} == {4} and len(runs) == 5
+        best = min(runs, key=lambda run: run["valid_loss"])["recipe"]
+        assert chosen == {"lr_factor": best["lr_factor"]}
+        assert best["model"]["dropout"] == 0.1
 
 
 def test_without_a_pilot_nothing_is_trained(place, monkeypatch, capsys):
