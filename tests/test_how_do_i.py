@@ -94,7 +94,7 @@ def run_in_shell(script):
         capture_output=True,
         text=True,
         timeout=1800,
-        env=os.environ | tools | {"TRANSFORMER_LIB_DEVICE": "cpu"},
+        env=os.environ | tools,
     )
     assert done.returncode == 0, done.stderr
     print(done.stdout)
@@ -116,6 +116,7 @@ def readers_folder(tmp_path_factory):
         shutil.copy(folder / "test.de", folder / name)
     with pytest.MonkeyPatch.context() as here:
         here.chdir(folder)
+        here.setenv("TRANSFORMER_LIB_DEVICE", "cpu")
         type_in(*ANSWERS[FIRST][0])
     assert len((folder / "new.de").read_text("utf-8").splitlines()) == 4
     return folder
