@@ -126,8 +126,8 @@ def test_a_run_in_two_parts_with_other_settings_is_not_accused(place):
     """Pre-norm, dropout, smoothing, another rate; stopped and resumed."""
     settings = {"label_smoothing": 0.1, "model": {"norm_first": True, "dropout": 0.05}}
     settings |= {"lr_factor": 0.5}
-    folder = made(place / "parts", max_steps=100, **settings)
-    asked = recipe(written(place / "parts" / "text"), max_steps=250, **settings)
+    folder = made(place / "parts", max_steps=200, **settings)
+    asked = recipe(written(place / "parts" / "text"), max_steps=350, **settings)
     train(asked, folder, device="cpu", show=False)
     assert not wrong(diagnose(folder, test=UNSEEN))
 
