@@ -37,6 +37,9 @@ LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.pyi' -o -name
 .PHONY: book check test serve pdf slides export edit evidence lint dist colab lock clean distclean help \
         env library notebooks check-sync FORCE
 
+# Of a test: one thread; where it asks for two, the one that waits leaves its core to others.
+ONE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+
 # $(call step,name,command): one line with the time it took; its words where it fails.
 define step
 @mkdir -p $(LOGS); start=$$(date +%s); \
@@ -52,7 +55,7 @@ book: env library notebooks $(STAMPS)/html  ## set up, run every chapter, build 
 	@echo "To read it with everything working: make serve"
 
 check: env check-sync lint  ## style, types, the library, and all tests that are fast: three minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+	@$(ONE) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
 	  -m "not slow and not pages" $(TESTS)
 
 test: env check-sync lint notebooks $(STAMPS)/web  ## set up, and check everything that must hold
@@ -63,7 +66,7 @@ test: env check-sync lint notebooks $(STAMPS)/web  ## set up, and check everythi
 	@told=$(CURDIR)/$(STAMPS)/told; rm -f $$told; \
 	{ said=failed; $(MAKE) --no-print-directory $(STAMPS)/html && said=built; \
 	  echo $$said > $$told.new; mv $$told.new $$told; } & \
-	LITERATE_BOOK=$$told OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m pytest \
+	LITERATE_BOOK=$$told $(ONE) nice -n 5 $(BIN)/python -m pytest \
 	  -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder $(TESTS); status=$$?; \
 	wait; grep -qx built $$told && exit $$status; \
 	echo 'The pages could not be built:'; grep -E 'WARNING|ERROR' $(LOGS)/pages.log; exit 1
