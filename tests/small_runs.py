@@ -3,20 +3,17 @@
 A test file takes what it needs by assignment: ``train = small_runs.train``.
 """
 
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 
-from transformer_lib import tokenizer as tokenizer_module
 from transformer_lib.batches import prepare, tokenize_pairs
 from transformer_lib.corpora import grammar_split
 from transformer_lib.runs import Recipe, trainer
 from transformer_lib.tokenizer import Tokenizer
 from transformer_lib.transformer import Transformer, TransformerConfig
 
-# Read from all of Unicode: once in a process, not for each text that is prepared.
-tokenizer_module._nfc_rules = cache(tokenizer_module._nfc_rules)
 VOCABULARY = 340
 RUN_FILES = ["recipe.json", "tokenizer.model", "about.json"]  # of a manifest
 FEW = {"train": grammar_split("valid", 400), "valid": grammar_split("test", 40)}

@@ -406,6 +406,7 @@ def _merge_everywhere(
 
 # %% ../notebooks/under_the_hood/09_tokenizer.ipynb #cfc22a6d
 import contextlib
+import functools
 import itertools
 import os
 import tempfile
@@ -427,6 +428,7 @@ def _normalization(name: str) -> Iterator[dict]:
         yield {"normalization_rule_tsv": path}
 
 
+@functools.cache
 def _nfc_rules() -> dict[str, str]:
     """What NFC changes: each character in parts, or partly composed -> composed."""
     rules = {}
