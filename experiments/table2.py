@@ -174,12 +174,14 @@ def run(kind: str, recipe: Recipe, asked: argparse.Namespace) -> dict:
     if asked.pilot:
         return record
     pairs = list(load_corpus(recipe.corpus, "test").pairs)
-    at_budget = {}
+    at_budget, scored = {}, {}
     for name, budget in budgets.items():
         row = next(row for row in at.history if row[name] >= budget)
-        file = asked.run_dir / f"step-{row['step']:06d}.safetensors"
-        load_weights(model, load_tensors(file)[0])
-        at_budget[name] = row | scores_of(model, ready.tokenizer, pairs)
+        if (step := row["step"]) not in scored:
+            file = asked.run_dir / f"step-{step:06d}.safetensors"
+            load_weights(model, load_tensors(file)[0])
+            scored[step] = row | scores_of(model, ready.tokenizer, pairs)
+        at_budget[name] = scored[step]
     return record | {"split": "test", "sentences": len(pairs), "at": at_budget}
 
 
