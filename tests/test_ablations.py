@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -30,6 +31,7 @@ from transformer_lib.ablations import (
     bootstrap_agreement,
     compare,
     holm,
+    measure_run,
     paired_differences,
     paper_difference,
     pooled_spread,
@@ -283,6 +285,19 @@ def test_the_loss_is_of_the_split_that_is_scored(whole, base, tmp_path):
     assert result["test_loss"] == pytest.approx(total / count, rel=1e-4)
     assert "test_loss" not in results[0] and results[0]["split"] == "valid"
     assert 0 < result["train_loss"] < 10
+
+
+def test_bleu_is_sacrebleus_of_what_the_run_says(whole, monkeypatch):
+    """So short a run says nothing: others' words are put in its mouth."""
+    out, results = whole
+    pairs = load_corpus(results[0]["recipe"]["corpus"], "valid").pairs
+    references = [target for _, target in pairs]
+    said = [" ".join([*target.split()[:-1], "Haus."]) for target in references]
+    monkeypatch.setattr(ablations, "Translator", lambda *_, **__: lambda *_, **__: said)
+    recipe, places = Recipe.of(results[0]["recipe"]), (out / "base-0", out / "data")
+    found = measure_run(recipe, *places, pairs, "valid", "cpu", show=False)
+    wanted = sacrebleu.corpus_bleu(said, [references])
+    assert found["bleu"] == wanted.score and 20 < wanted.score < 99
 
 
 def test_what_is_finished_is_not_repeated(whole, base):

@@ -963,7 +963,7 @@ def test_int8_products_are_those_of_numpy(rows, inside, outside, size, bias, see
         assert off.mean() < 0.1 or rows * outside < 20
 
 
-def test_int8_translates_the_same_alone_and_in_company(exported):
+def test_int8_translates_the_same_alone_and_in_company():
     """A scale for each row: neighbours and padding change no translation."""
     model, tokenizer, _ = load_pretrained("tatoeba-en-de", "cpu")
     fast = to_int8(model)
