@@ -31,11 +31,10 @@ from transformer_lib.decoding import FullSteps, output_limits, search
 from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.fine_tuning import recipe_for
 from transformer_lib.machine import environment_record
-from transformer_lib.objective import build_optimizer
+from transformer_lib.objective import build_optimizer, noam_lr
 from transformer_lib.runs import Progress, Recipe, load_checkpoint, save_checkpoint
 from transformer_lib.runs.checkpoints import load_tensors, load_weights, save_tensors
 from transformer_lib.runs.setup import data_record, ready_data
-from transformer_lib.runs.trainer import lr_at
 from transformer_lib.storage import write_json
 from transformer_lib.tokenizer import EOS, PAD, Tokenizer
 from transformer_lib.training import BatchLoss, update, validation_loss
@@ -109,7 +108,7 @@ def trained(kind: str, recipe: Recipe, run_dir: Path, budgets: dict, longest: in
     ready = ready_data(recipe, run_dir)
     model = made(kind, recipe, ready.tokenizer.vocab_size).train()
     optimizer, shared = build_optimizer(model), BatchLoss(model, recipe.chunk)
-    last = run_dir / "last.safetensors"
+    last, d_model = run_dir / "last.safetensors", recipe.model["d_model"]
     at = load_checkpoint(last, model, optimizer) or Progress()
     before = at.history[-1] if at.history else {"operations": 0, "core_seconds": 0.0}
     plan = plan_batches(ready.train, recipe.max_tokens, recipe.seed, at.epoch)
@@ -126,7 +125,8 @@ def trained(kind: str, recipe: Recipe, run_dir: Path, budgets: dict, longest: in
                 paused = time.process_time()
                 counts.append(multiply_adds(shared, batch))
                 began += time.process_time() - paused
-            rate = lr_at(recipe, recipe.model["d_model"], step)
+            # Not lr_at: a rival may go on after the recipe's last update.
+            rate = noam_lr(step, d_model, recipe.warmup, recipe.lr_factor)
             done = update(shared, optimizer, [batch], rate, recipe.label_smoothing)
             at.step, at.batch = step, at.batch + 1
             loss, tokens = loss + done.loss, tokens + done.tokens

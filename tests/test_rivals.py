@@ -309,6 +309,20 @@ def test_each_kind_is_trained_and_scored_at_its_budgets(place, kind, monkeypatch
     assert without_times(whole) == without_times(parts)
 
 
+@pytest.mark.parametrize("kind", table2.KINDS[1:])
+def test_a_rival_goes_on_until_the_last_budget_is_spent(place, kind):
+    """Past the last update of the recipe, where the rate falls on as before."""
+    against = place / "against.json"
+    short = run(asked(place, kind, "--against", str(against)))
+    row = {name: 1.2 * value for name, value in short["history"][-1].items()}
+    against.write_text(json.dumps({"history": [row | {"core_seconds": 0.0}]}))
+    longer = run(asked(place, kind, "--against", str(against)))
+    assert longer["recipe"]["max_steps"] == 4
+    assert [row["step"] for row in longer["history"]] == [2, 4, 6]
+    assert longer["at"]["step"]["step"] == 4
+    assert longer["at"]["operations"]["step"] == 6
+
+
 def test_multiply_adds_are_those_of_the_formula():
     """The cell reads 3 H (D + 2 H) + 3 H H numbers a word, and so on."""
     d, h, s, t, v = 12, 10, 5, 4, 30
@@ -331,6 +345,30 @@ def test_what_was_chosen_is_the_best_of_the_pilot():
         best = min(runs, key=lambda run: run["valid_loss"])["recipe"]
         assert chosen == {"lr_factor": best["lr_factor"]}
         assert best["model"]["dropout"] == 0.1
+
+
+def test_all_nine_were_trained_alike():
+    """All but the model and its rate is the same; no row comes before its budget."""
+    files = (RESULTS / "table2").glob("*.json")
+    runs = {path.stem: json.loads(path.read_text("utf-8")) for path in files}
+    assert runs.keys() == {
+        f"{kind}-{seed}" for kind in table2.KINDS for seed in (0, 1, 2)
+    }
+    for same in ("data", "sentences", "split"):
+        assert all(run[same] == runs["transformer-0"][same] for run in runs.values())
+    for name, run in runs.items():
+        kind, seed = name.split("-")
+        first = runs[f"transformer-{seed}"]
+        assert run["recipe"] == first["recipe"] | table2.CHOSEN[kind]
+        assert run["recipe"]["seed"] == int(seed) and run["kind"] == kind
+        for what in ("hardware", "versions"):
+            assert run["environment"][what] == first["environment"][what]
+        assert abs(run["parameters"] / first["parameters"] - 1) < 0.05
+        last = first["history"][-1]
+        for budget, row in run["at"].items():
+            assert run["budgets"][budget] == last[budget] <= row[budget]
+            earlier = [at for at in run["history"] if at["step"] < row["step"]]
+            assert all(at[budget] < last[budget] for at in earlier)
 
 
 def test_without_a_pilot_nothing_is_trained(place, monkeypatch, capsys):
