@@ -51,10 +51,15 @@ CHOSEN: dict[str, dict] = {
 HIDDEN, LAYERS = 117, 6  # of the rivals, for as many parameters as the Transformer has
 
 
+def max_length(recipe: Recipe) -> int:
+    """Places of the longest source or output that a model may meet."""
+    return 2 * recipe.max_length + 50
+
+
 def made(kind: str, recipe: Recipe, vocab_size: int) -> Embeddings:
     """An untrained model of a kind."""
     torch.manual_seed(recipe.seed)
-    base = recipe.model | {"max_length": 2 * recipe.max_length + 50}
+    base = recipe.model | {"max_length": max_length(recipe)}
     if kind == "transformer":
         return Transformer(TransformerConfig(vocab_size, **recipe.model))
     if kind == "recurrent":
@@ -73,24 +78,27 @@ def multiply_adds(loss_of: BatchLoss, batch: Batch) -> int:
 
 
 @torch.inference_mode()
-def translated(model: Embeddings, tokenizer: Tokenizer, texts: list[str]) -> list[str]:
-    """Beam 4, alpha 0.6, sentences of like length together."""
+def translated(
+    model: Embeddings, tokenizer: Tokenizer, texts: list[str], most: int
+) -> list[str]:
+    """Beam 4, alpha 0.6, sentences of like length together; `most` places in each."""
     rows = [[*ids, EOS] for ids in tokenizer.encode_all(texts)]
     order, out = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
     for start in range(0, len(order), 64):
         some = order[start : start + 64]
         ids = pad([rows[i] for i in some])
-        found = search(FullSteps(model, ids), output_limits(ids, 50), 4, 0.6)
+        limits = output_limits(ids, 50).clamp(max=most - 1)  # without the start symbol
+        found = search(FullSteps(model, ids), limits, 4, 0.6)
         for i, hypotheses in zip(some, found, strict=True):
             out[i] = tokenizer.decode(hypotheses[0].ids)
     return [out[i] for i in range(len(texts))]
 
 
-def scores_of(model: Embeddings, tokenizer: Tokenizer, pairs: list) -> dict:
+def scores_of(model: Embeddings, tokenizer: Tokenizer, pairs: list, most: int) -> dict:
     """Loss, BLEU and chrF++ on some pairs."""
     model.eval()
     sources, references = (list(side) for side in zip(*pairs, strict=True))
-    outputs = translated(model, tokenizer, sources)
+    outputs = translated(model, tokenizer, sources, most)
     return {
         "loss": validation_loss(model, tokenize_pairs(pairs, tokenizer), 4000),
         "sacreBLEU": asdict(sacre_bleu(outputs, references)),
@@ -180,7 +188,8 @@ def run(kind: str, recipe: Recipe, asked: argparse.Namespace) -> dict:
         if (step := row["step"]) not in scored:
             file = asked.run_dir / f"step-{step:06d}.safetensors"
             load_weights(model, load_tensors(file)[0])
-            scored[step] = row | scores_of(model, ready.tokenizer, pairs)
+            scores = scores_of(model, ready.tokenizer, pairs, max_length(recipe))
+            scored[step] = row | scores
         at_budget[name] = scored[step]
     return record | {"split": "test", "sentences": len(pairs), "at": at_budget}
 

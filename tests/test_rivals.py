@@ -323,6 +323,20 @@ def test_a_rival_goes_on_until_the_last_budget_is_spent(place, kind):
     assert longer["at"]["operations"]["step"] == 6
 
 
+@pytest.mark.parametrize("kind", table2.KINDS)
+def test_a_sentence_longer_than_those_of_training_is_translated(kind):
+    """Where positions are learned, outputs cannot be longer than their table."""
+    recipe = replace(table2.recipe_for("table3-replica", None, []), max_length=4)
+    pairs = grammar_split("train", 200)
+    tokenizer = Tokenizer.train([text for pair in pairs for text in pair], 350)
+    model = table2.made(kind, recipe, tokenizer.vocab_size).eval()
+    text = "a" * 30
+    most = table2.max_length(recipe)
+    assert len(tokenizer.encode(text)) + 50 > most
+    (said,) = table2.translated(model, tokenizer, [text], most)
+    assert isinstance(said, str)
+
+
 def test_multiply_adds_are_those_of_the_formula():
     """The cell reads 3 H (D + 2 H) + 3 H H numbers a word, and so on."""
     d, h, s, t, v = 12, 10, 5, 4, 30
