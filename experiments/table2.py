@@ -12,7 +12,7 @@ result; at each of the three it is scored on the test set. A run stopped goes on
 its last checkpoint. Seconds are the processor's, so that others on the machine disturb
 little.
 
-Record: results/table2/*.json, results/table2-pilot/*.json
+Record: results/table2/*.json, results/table2-pilot/*.json, results/table2-rate/*.json
 """
 
 import argparse

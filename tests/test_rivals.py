@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import table2
+import table2_lengths
 import torch
 from small_runs import without_times
 from torch import nn
@@ -335,6 +336,25 @@ def test_a_sentence_longer_than_those_of_training_is_translated(kind):
     assert len(tokenizer.encode(text)) + 50 > most
     (said,) = table2.translated(model, tokenizer, [text], most)
     assert isinstance(said, str)
+
+
+def test_lengths_are_counted_for_sentences_of_like_length(place, monkeypatch):
+    """Half as many words as the reference cost a factor of 1 / e; by hand."""
+    sources = ["a b c d e", "a b c d e f g", "a b c d e"]
+    references = ["u v w x y z u v", "one two three four five", "u v w x y z u v"]
+    outputs = ["u v w x", "one two three four five", "u v w x"]
+    found = table2_lengths.by_length(sources, references, outputs)
+    assert [found[name]["sentences"] for name in ("all", "5", "8")] == [3, 2, 1]
+    assert found["5"]["length"] == 0.5
+    assert found["5"]["brevity_penalty"] == pytest.approx(math.exp(-1))
+    assert found["8"]["BLEU"] == pytest.approx(100)
+    run(asked(place, "transformer"))
+    monkeypatch.setattr(table2_lengths, "load_corpus", prepared.load_corpus)
+    given = asked(place, "transformer", "--out", str(place / "lengths.json"))
+    monkeypatch.setattr(table2_lengths, "arguments", lambda _: given)
+    table2_lengths.main([])
+    record = json.loads((place / "lengths.json").read_text("utf-8"))
+    assert record["by_length"]["all"]["sentences"] == 4 and record["step"] == 4
 
 
 def test_multiply_adds_are_those_of_the_formula():
