@@ -63,6 +63,7 @@ def main(given: list[str]) -> None:
         "environment": environment_record("cpu"),
         "by_length": by_length(sources, references, outputs),
     }
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(asked.out, record)
 
 

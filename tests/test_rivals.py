@@ -350,10 +350,10 @@ def test_lengths_are_counted_for_sentences_of_like_length(place, monkeypatch):
     assert found["8"]["BLEU"] == pytest.approx(100)
     run(asked(place, "transformer"))
     monkeypatch.setattr(table2_lengths, "load_corpus", prepared.load_corpus)
-    given = asked(place, "transformer", "--out", str(place / "lengths.json"))
+    given = asked(place, "transformer", "--out", str(place / "new" / "lengths.json"))
     monkeypatch.setattr(table2_lengths, "arguments", lambda _: given)
     table2_lengths.main([])
-    record = json.loads((place / "lengths.json").read_text("utf-8"))
+    record = json.loads(given.out.read_text("utf-8"))
     assert record["by_length"]["all"]["sentences"] == 4 and record["step"] == 4
 
 
