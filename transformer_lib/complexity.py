@@ -1,4 +1,4 @@
-"""Table 1 of the paper compares the costs of four kinds of layer. We count and measure them.
+"""Table 1 of the paper compares the costs of four kinds of layer. We count and measure them, and compare three kinds of translators.
 
 Docs: https://literate-transformer.github.io/literate-transformer/notebooks/23_complexity.html"""
 
