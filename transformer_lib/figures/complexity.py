@@ -293,7 +293,7 @@ def show_rivals(runs: dict[str, list[dict]]):
         "each, over the multiply-adds and over the minutes of one core. The mean loss "
         f"at the end of each kind: {ends}."
     )
-    return show(draw, alt, wide=(7.4, 3.4), narrow=(3.4, 5.8))
+    return show(draw, alt, wide=(7.4, 2.9), narrow=(3.4, 5.2))
 
 # %% ../../notebooks/under_the_hood/23_complexity.ipynb #9d78ef70
 def rival_runs() -> dict[str, list[dict]]:
