@@ -310,10 +310,11 @@ def at_budgets(runs: list[dict]) -> dict[str, dict]:
     """Scores of some runs on the test set when a budget was spent.
 
     Returns:
-        "updates", "multiply-adds" and "seconds" -> "loss", "BLEU" and "chrF++" -> one
-        for each run.
+        "updates", "multiply-adds" and "seconds" -> "step" (how many updates that
+        took), "loss", "BLEU" and "chrF++" -> one for each run.
     """
     measures = {
+        "step": lambda row: row["step"],
         "loss": lambda row: row["loss"],
         "BLEU": lambda row: row["sacreBLEU"]["value"],
         "chrF++": lambda row: row["chrF++"]["value"],
