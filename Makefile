@@ -34,7 +34,7 @@ LIBRARY   := $(shell find transformer_lib -name '*.py' -o -name '*.pyi' -o -name
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: book check test serve pdf slides export edit evidence lint dist colab lock clean distclean help \
+.PHONY: book check test serve pdf slides export edit evidence lint dist tag colab lock clean distclean help \
         env library notebooks check-sync FORCE
 
 # Of a test: one thread; where it asks for two, the one that waits leaves its core to others.
@@ -104,6 +104,11 @@ dist: env  ## TAG=v0.1.0: the wheel and the source of that version, in _build/di
 	@$(BIN)/python book/_tools/release.py --check "$(TAG)" > /dev/null
 	@rm -rf _build/dist
 	$(call step,dist,$(BIN)/python book/_tools/installed.py _build/dist)
+
+tag:  ## the tag of this version, which notebooks install, made where it is not yet
+	@tag=$$($(PYTHON) book/_tools/release.py) && \
+	{ git ls-remote --exit-code --tags origin "$$tag" || \
+	git push origin "HEAD:refs/tags/$$tag"; }
 
 # Colab's torch, unless another one is named here or in the environment.
 colab:  ## run all chapters as Colab would, the library by pip; or CHAPTERS="12 28"

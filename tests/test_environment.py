@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -97,12 +98,47 @@ def test_there_are_four_workflows():
 def test_a_version_tag_is_built_and_published():
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
     workflow = yaml.safe_load(text)
-    assert workflow[True] == {"push": {"tags": ["v*"]}}
+    assert workflow[True] == {"push": {"tags": ["v*"]}, "workflow_dispatch": None}
     build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
     assert "make dist TAG=$GITHUB_REF_NAME" in [s.get("run") for s in build["steps"]]
     assert publish["permissions"] == {"id-token": "write"} and "secrets." not in text
     assert publish["needs"] == "build" and publish["environment"]["name"] == "pypi"
     assert publish["steps"][-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
+
+
+def test_a_new_version_is_tagged_once(tmp_path):
+    """`make tag`, which the workflow publish runs before the book goes online."""
+    publish = yaml.safe_load((WORKFLOWS[0].parent / "publish.yml").read_text("utf-8"))
+    assert publish["jobs"]["tag"]["steps"][-1]["run"] == "make tag"
+    assert set(publish["jobs"]["deploy"]["needs"]) == {"build", "tag"}
+    here, there = tmp_path / "here", tmp_path / "there"
+    for name in ("Makefile", "book/_tools/release.py", "book/_tools/chapters.py"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, here / name)
+    version = here / "transformer_lib" / "__init__.py"
+    version.parent.mkdir()
+
+    def git(*words, at=here):
+        who = "-c", "user.name=A", "-c", "user.email=a@example.org"
+        done = subprocess.run(
+            ["git", *who, *words], cwd=at, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init", "--bare", str(there), at=tmp_path)
+    git("init")
+    git("remote", "add", "origin", str(there))
+    commits = {}
+    for n, name in enumerate(("1.0.0", "1.0.0", "1.1.0")):
+        version.write_text(f'__version__ = "{name}"\n', "utf-8")
+        git("add", ".")
+        git("commit", "--allow-empty", "-m", str(n))
+        commits.setdefault(f"v{name}", git("rev-parse", "HEAD"))
+        subprocess.run(
+            ["make", "tag"], cwd=here, check=True, capture_output=True, text=True
+        )
+    tags = git("for-each-ref", "--format=%(refname:short) %(objectname)", at=there)
+    assert dict(line.split() for line in tags.splitlines()) == commits
 
 
 def test_what_a_commit_is_held_against_is_there():
