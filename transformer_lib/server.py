@@ -16,6 +16,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from urllib.parse import parse_qs, urlsplit
 
@@ -282,14 +283,14 @@ class TranslationServer:
                 access_log=False,
             )
         )
-        self.ended = threading.Event()
+        self.ended = False
         self.thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
 
     def _run(self, listener: socket.socket) -> None:
         try:
             self.uvicorn.run([listener])
         finally:
-            self.ended.set()
+            self.ended = True
 
     def start(self) -> None:
         """Answer from now on."""
@@ -304,8 +305,8 @@ class TranslationServer:
         """Answer until an exception such as KeyboardInterrupt comes, then stop."""
         self.start()
         try:
-            while not self.ended.wait(1):  # seconds: a signal just before is seen then
-                pass
+            while not self.ended:
+                time.sleep(0.1)  # no lock, which a signal could leave half taken
         finally:
             self.stop()
 

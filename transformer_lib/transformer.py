@@ -381,7 +381,7 @@ def initialize(model: "Transformer") -> None:
 
 # %% ../notebooks/under_the_hood/07_transformer.ipynb #f7130544
 def normal_weights(model: nn.Module, std: float = 0.02) -> None:
-    """Give a model small normal weights to start from, as GPT, BERT and Marian do.
+    """Give a model small normal weights to start from, as GPT and BERT do.
 
     Matrices and tables get N(0, std^2), biases zero; LayerNorms and learned positions
     stay as they are.

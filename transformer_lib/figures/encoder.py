@@ -126,8 +126,8 @@ def show_moved() -> Drawn:
         "Line chart: how far the vector of his moves when house is replaced by 36 "
         "nouns, in percent of its length, before the first layer and after each. "
         "All lines start at 0 and stay below 40 until layer 3. After layer 4 the 12 "
-        "nouns that are neuter in German, like Haus, end between 28 and 43, the 24 "
-        "masculine and feminine ones between 69 and 96. Woman instead of man ends at 5."
+        "nouns that are neuter in German, like Haus, end between 32 and 46, the 24 "
+        "masculine and feminine ones between 67 and 97. Woman instead of man ends at 6."
     )
     return show(draw, alt, (6.8, 2.3), (3.4, 3.4))
 
