@@ -27,6 +27,7 @@ from transformer_lib.evaluation import chrf, sacre_bleu
 from transformer_lib.machine import default_device
 from transformer_lib.runs import Recipe, Run
 from transformer_lib.storage import write_json
+from transformer_lib.tokenizer import fold_text
 from transformer_lib.training import validation_loss
 from transformer_lib.translator import Translator
 
@@ -41,7 +42,7 @@ def fresh_for(run: Run) -> list[tuple]:
     Raises:
         ValueError: If it is not what the run has read.
     """
-    pairs = load_corpus(run.recipe.corpus).pairs
+    pairs = [(fold_text(en), de) for en, de in load_corpus(run.recipe.corpus).pairs]
     read = sample_pairs(pairs, run.recipe.max_pairs)
     if hash_pairs(read) != run.data["sha256"]:
         raise ValueError(f"run {run.recipe.name} has read another text than this one.")

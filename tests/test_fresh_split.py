@@ -110,7 +110,13 @@ def test_a_row_is_trained_and_scored_on_pairs_that_it_never_read(tmp_path, monke
         return [pair for pair in pairs if pair not in set(read)][:8]
 
     sizes = {"train": 600, "valid": 20, "test": 4}
-    monkeypatch.setattr(known, "grammar_split", lambda s: grammar_split(s, sizes[s]))
+
+    def curly(split):  # what a model reads has plain quotes
+        return [
+            (f"\u201c{en}\u201d", de) for en, de in grammar_split(split, sizes[split])
+        ]
+
+    monkeypatch.setattr(known, "grammar_split", curly)
     monkeypatch.setattr(smoothing, "fresh_pairs", some)
     out = tmp_path / "rows" / "base-3.scored"
     asked = smoothing.arguments(
