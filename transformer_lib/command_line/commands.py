@@ -444,7 +444,7 @@ def _ablate(
 def _export(
     model: Model, /, *, out: Folder, to: Words = None, sentences: Path | None = None
 ) -> None:
-    """Write a model for other programs, and compare each with it.
+    """Write a model for other programs, and compare each export with it.
 
     Args:
         out: Where to: each kind gets a folder of its name in it.
