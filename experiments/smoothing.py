@@ -1,4 +1,4 @@
-"""Does label smoothing help BLEU? A run of Table 3 in small, scored on fresh pairs.
+"""Does label smoothing help BLEU? A small run of Table 3, scored on fresh pairs.
 
     python experiments/smoothing.py ROW SEED --run-dir DIR --out FILE
     python experiments/smoothing.py --compare

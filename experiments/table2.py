@@ -1,4 +1,4 @@
-"""Table 2 in small: a Transformer, a recurrent and a convolutional translator.
+"""A small Table 2: a Transformer, a recurrent and a convolutional translator.
 
     python experiments/table2.py KIND --seed 1 --run-dir DIR --out FILE
     python experiments/table2.py KIND --pilot --set lr_factor=0.5 ...

@@ -1,4 +1,4 @@
-"""How long are the translations of Table 2 in small, and does BLEU punish it?
+"""How long are the translations of the small Table 2, and does BLEU punish it?
 
     python experiments/table2_lengths.py KIND --seed 1 --run-dir DIR --out FILE
 

@@ -62,7 +62,7 @@ def test_each_entry_names_a_test_that_exists(row):
         assert f"def {function or 'test_'}" in source, f"{file}::{function}"
 
 
-HOW = ("proved", "recomputed", "transcribed", "in small", "not reproduced")
+HOW = ("proved", "recomputed", "transcribed", "scaled down", "not reproduced")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
