@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fresh_split import fresh_pairs
 
-from transformer_lib.ablations import ablate, t_quantile
+from transformer_lib.ablations import ablate, pooled_spread, t_quantile
 from transformer_lib.batches import tokenize_pairs
 from transformer_lib.batches.prepared import sample_pairs
 from transformer_lib.corpora import load_corpus
@@ -102,14 +102,15 @@ def compare(records: list[dict], level: float = 0.95) -> dict:
         "chrf": lambda fresh: fresh["chrF++"]["value"],
         "loss": lambda fresh: fresh["loss"],
     }
-    found, runs = {}, len(SEEDS)
+    found = {}
     for name, measure in measures.items():
-        ours, others = ([measure(by_row[row][s]) for s in SEEDS] for row in ROWS)
-        variance = (statistics.variance(ours) + statistics.variance(others)) / 2
-        error = (2 * variance / runs) ** 0.5
+        values = {row: [measure(by_row[row][s]) for s in SEEDS] for row in ROWS}
+        ours, others = map(statistics.fmean, values.values())
+        spread, freedom = pooled_spread(values)
+        error = spread * (2 / len(SEEDS)) ** 0.5
         found[name] = {
-            "difference": statistics.fmean(ours) - statistics.fmean(others),
-            "error": t_quantile(2 * runs - 2, level) * error,
+            "difference": ours - others,
+            "error": t_quantile(freedom, level) * error,
         }
     return found
 
